@@ -1,0 +1,273 @@
+"""`foremount.toml`: which sites there are, what is mounted where, and the limits of this host.
+
+Pure but for `load`, which reads one file. Defaults live here, once, with their origin. What admins change while it runs is
+not here but in the policy documents.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from vfs.errors import InvalidConfig
+from vfs.model import LakePath, SiteName, SitePath, join
+from vfs.units import Bytes, Seconds, decode_unit
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class LocalSite(_Document, tag_field="kind", tag="local"):
+    """A directory of this host. Served in kernel passthrough, straight by the fs worker.
+
+    Attributes:
+        path: absolute.
+    """
+
+    path: str
+
+
+class HttpSite(_Document, tag_field="kind", tag="http"):
+    """An HTTP(S) server that serves ranges.
+
+    Attributes:
+        url: of the root, with or without trailing slash.
+        listing: how directories are listed: "autoindex" (nginx JSON or HTML, recognised by content type) or "manifest".
+        manifest: with listing = "manifest": path below `url` of a JSON file that names every object.
+        headers_file: file of "Name: value" lines that are sent along, read again when the server answers 401 or 403.
+        connections: sockets at most.
+    """
+
+    url: str
+    listing: typing.Literal["autoindex", "manifest"] = "autoindex"
+    manifest: str = "manifest.json"
+    headers_file: str | None = None
+    connections: int = 32
+
+
+class WebHdfsSite(_Document, tag_field="kind", tag="webhdfs"):
+    """HDFS through WebHDFS.
+
+    Attributes:
+        url: of the NameNode's HTTP port, "http://namenode:9870".
+        root: directory in HDFS.
+        user: sent as user.name where security is off.
+        token_file: holds a delegation token; read again when it is rejected.
+        connections: sockets at most.
+    """
+
+    url: str
+    root: str = "/"
+    user: str | None = None
+    token_file: str | None = None
+    connections: int = 32
+
+
+class ArrowSite(_Document, tag_field="kind", tag="arrow"):
+    """Anything that pyarrow.fs opens: s3://, gs://, abfs://, hdfs://, file://.
+
+    Attributes:
+        url: as pyarrow.fs.FileSystem.from_uri takes it, with the root's path.
+        credentials_file: for s3://: an AWS shared credentials file; read again when the store rejects its keys. Without
+            it the standard chain of the store's client applies.
+        profile: section of `credentials_file`.
+        threads: blocking calls at a time.
+    """
+
+    url: str
+    credentials_file: str | None = None
+    profile: str = "default"
+    threads: int = 32
+
+
+class MemorySite(_Document, tag_field="kind", tag="memory"):
+    """Holds objects in the agent's memory: for tests and trials."""
+
+
+SiteConfig = LocalSite | HttpSite | WebHdfsSite | ArrowSite | MemorySite
+
+
+class Mount(_Document):
+    """One line of the mount table.
+
+    Attributes:
+        prefix: lake path that it appears at; "" or "/" is the whole lake. The longest matching prefix wins.
+        site: the origin, which says what is there and in which version.
+        root: path at the origin that the prefix stands for.
+        replicas: sites that may hold copies, in order of preference, "name" or "name:root".
+        writable: local origins only: changes go straight to the directory.
+    """
+
+    prefix: str
+    site: str
+    root: str = ""
+    replicas: list[str] = []
+    writable: bool = False
+
+
+class Cache(_Document):
+    """Where fetched bytes are kept.
+
+    Attributes:
+        directory: on a local file system; one daemon at a time. Not inside the mount point.
+        size: never exceeded, but for the blocks in flight.
+    """
+
+    directory: str = "/var/cache/foremount"
+    size: Bytes = Bytes(100 << 30)
+
+
+class Limits(_Document):
+    """Bounds of this host's daemon.
+
+    Attributes:
+        memory: bytes in flight between sites and cache in the agent. 256 MiB keeps a 10 Gbit/s link of 100 ms twice full.
+        origin_deadline: a kernel request that needs a site fails with EIO when this has passed.
+        listing_ttl: how long attributes and listings of remote sites are believed.
+        read_ahead: of the kernel on cached reads; more makes tiny random reads of a mapped file cost more.
+    """
+
+    memory: Bytes = Bytes(256 << 20)
+    origin_deadline: Seconds = Seconds(60.0)
+    listing_ttl: Seconds = Seconds(60.0)
+    read_ahead: Bytes = Bytes(1 << 20)
+
+
+class Config(_Document):
+    """The whole document."""
+
+    sites: dict[str, SiteConfig] = {}
+    mounts: list[Mount] = []
+    cache: Cache = Cache()
+    limits: Limits = Limits()
+    policies: list[str] = []
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """A site that may hold a copy of what lies below a mount's root."""
+
+    site: SiteName
+    root: SitePath
+
+
+def mount_prefix(mount: Mount) -> LakePath:
+    """Return the prefix as a lake path."""
+    return LakePath(mount.prefix.strip("/"))
+
+
+def mount_root(mount: Mount) -> SitePath:
+    """Return the root at the origin as a site path."""
+    return SitePath(mount.root.strip("/"))
+
+
+def mount_replicas(mount: Mount) -> list[Replica]:
+    """Return the sites that may hold copies, in order of preference; without a root of their own they use the mount's."""
+    found = []
+    for text in mount.replicas:
+        name, colon, root = text.partition(":")
+        found.append(Replica(SiteName(name), SitePath(root.strip("/")) if colon else mount_root(mount)))
+    return found
+
+
+def load(path: str | os.PathLike[str]) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        InvalidConfig: with the file, the key path or line, and a hint.
+    """
+    name = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise InvalidConfig(name, f"can't be read: {exc.strerror}", "name an existing file") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidConfig(name, "is not UTF-8 text") from exc
+    return parse(text, name)
+
+
+def parse(text: str, name: str = "foremount.toml") -> Config:
+    """Return the configuration that `text` states; `name` is for messages.
+
+    Raises:
+        InvalidConfig: as `load`.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise InvalidConfig(name, f"is no TOML: {exc}") from exc
+    try:
+        config = msgspec.convert(document, Config, dec_hook=decode_unit)
+    except msgspec.ValidationError as exc:
+        raise explain_mismatch(name, exc, Config) from exc
+    _check_references(config, name)
+    return config
+
+
+def explain_mismatch(
+    name: str, error: msgspec.ValidationError, root: Any, as_error: type[InvalidConfig] | Any = InvalidConfig
+) -> Any:
+    """Return msgspec's complaint as an error of ours with key path and, for an unknown key, the nearest known one."""
+    sentence, _, at = str(error).partition(" - at `")
+    where = at.rstrip("`").removeprefix("$").removeprefix(".")
+    unknown = re.search(r"unknown field `(.+?)`", sentence)
+    hint = ""
+    if unknown:
+        key = unknown[1]
+        where = f"{where}.{key}" if where else key
+        sentence = "unknown key"
+        close = difflib.get_close_matches(key, sorted(_field_names(root)), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "remove it, or see docs/configuration.md"
+    return as_error(f"{name}: {where}" if where else name, sentence, hint)
+
+
+def _field_names(kind: Any, seen: set[Any] | None = None) -> set[str]:
+    """Return every key that a document of this type may hold at any depth."""
+    seen = set() if seen is None else seen
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if kind in seen:
+            return set()
+        seen.add(kind)
+        names = {field.encode_name for field in msgspec.structs.fields(kind)}
+        return names.union(*(_field_names(field.type, seen) for field in msgspec.structs.fields(kind)))
+    return set().union(*(_field_names(part, seen) for part in typing.get_args(kind)))
+
+
+def _check_references(config: Config, name: str) -> None:
+    """Refuse what is well typed but can't work."""
+    if not config.mounts:
+        raise InvalidConfig(f"{name}: mounts", "is empty", 'add a [[mounts]] table with "prefix" and "site"')
+    prefixes: set[str] = set()
+    for index, mount in enumerate(config.mounts):
+        where = f"{name}: mounts[{index}]"
+        prefix = mount_prefix(mount)
+        if prefix in prefixes:
+            raise InvalidConfig(
+                f"{where}.prefix", f"{mount.prefix!r} is mounted twice", "give each mount its own prefix"
+            )
+        prefixes.add(prefix)
+        for site in (mount.site, *(replica.site for replica in mount_replicas(mount))):
+            if site not in config.sites:
+                known = ", ".join(sorted(config.sites)) or "none"
+                raise InvalidConfig(where, f"names the unknown site {site!r}", f"known sites: {known}")
+        if mount.writable and not isinstance(config.sites[mount.site], LocalSite):
+            raise InvalidConfig(f"{where}.writable", "only local sites can be written", "remove it")
+        if prefix.split("/")[0] == ".foremount":
+            raise InvalidConfig(f"{where}.prefix", "/.foremount belongs to the status files", "choose another prefix")
+    for site, kind in config.sites.items():
+        if isinstance(kind, LocalSite) and not os.path.isabs(kind.path):
+            raise InvalidConfig(f"{name}: sites.{site}.path", f"{kind.path!r} is not absolute")
+
+
+def local_path(site: LocalSite, root: SitePath, below: str = "") -> str:
+    """Return where a path below `root` of a local site lies on this host."""
+    return os.path.join(site.path, join(root, below)) if root or below else site.path

@@ -1,0 +1,1 @@
+"""Bytes that were fetched, in files that prove themselves: see `layout.py`."""

@@ -1,0 +1,226 @@
+"""What the fs worker and the agent say to each other over a Unix stream socket.
+
+Pure: no I/O, no clock. Frames are a u32 little-endian length and a msgpack body. The worker asks, the agent answers with the
+same `id`, in any order; calls may be repeated after a reconnect, all of them are idempotent. Bytes of files never travel
+here: the agent puts them into the cache, an answer says that they are there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from vfs.errors import Failure, ForemountError
+from vfs.model import Entry, LakePath, ObjectKey, Version
+from vfs.units import encode_unit
+
+FRAME_BYTES_MAX = 16 << 20
+_LENGTH = struct.Struct("<I")
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """First message of a worker. Answered with `Welcome`.
+
+    Attributes:
+        pid: of the worker.
+        passthrough: whether local files are read by the kernel alone.
+        why_not: the reason where they are not, else "".
+    """
+
+    pid: int
+    passthrough: bool
+    why_not: str
+
+
+class Stat(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Ask the origin for one path; the answer is in the catalog too. Answered with `Found`."""
+
+    path: LakePath
+
+
+class List(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Bring a directory's listing into the catalog; answered with `Listed` once it holds more than `after` entries, or all.
+
+    Attributes:
+        generation: of the listing that `after` counts in; 0 for whichever is current. A listing that was replaced
+            meanwhile is answered as far as it is still there.
+    """
+
+    path: LakePath
+    generation: int
+    after: int
+
+
+class OpenObject(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Prepare this version in the cache and keep it from being evicted until `CloseObject`. Answered with `Opened`."""
+
+    path: LakePath
+    version: Version
+
+
+class Need(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Fetch a range of an open object; answered with `Ready` once every block of it is in the cache.
+
+    Attributes:
+        offset, length: bytes; the agent may fetch more.
+        broken: a block that failed its digest and is to be dropped first, else -1.
+    """
+
+    key: ObjectKey
+    offset: int
+    length: int
+    broken: int = -1
+
+
+class CloseObject(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The worker holds no handle on it any more. Not answered."""
+
+    key: ObjectKey
+
+
+class Counters(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The worker's counters so far, by name as in `vfs/admin/metrics.py`. Not answered."""
+
+    values: dict[str, float]
+
+
+Call = Hello | Stat | List | OpenObject | Need | CloseObject | Counters
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The agent's answer to `Hello`."""
+
+    pid: int
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The entry, or None where the origin says that nothing is there."""
+
+    entry: Entry | None
+
+
+class Listed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """How much of the listing is in the catalog.
+
+    Attributes:
+        generation: under which the catalog holds it.
+        count: entries so far; they are numbered from 0.
+        complete: no more will come.
+    """
+
+    generation: int
+    count: int
+    complete: bool
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Where the object's data and digests lie (`vfs/extents/layout.py`).
+
+    Attributes:
+        root: directory of the store that holds it now: the cache, or memory when the cache disk can't be used.
+    """
+
+    root: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The range is in the cache.
+
+    Attributes:
+        root: as in `Opened`; where it differs from before, the files have to be opened again.
+    """
+
+    root: str
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The call's expected failure."""
+
+    failure: Failure
+
+
+Answer = Welcome | Found | Listed | Opened | Ready | Failed
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """A call with the number that its answer will carry; id 0 is not answered."""
+
+    id: int
+    call: Call
+
+
+class Response(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to the request of this id."""
+
+    id: int
+    answer: Answer
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_unit)
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_response_decoder = msgspec.msgpack.Decoder(Response)
+
+
+class BrokenFrame(ForemountError):
+    """The peer sent something that is no message."""
+
+
+def encode(message: Request | Response) -> bytes:
+    """Return the message as one frame."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_request(body: bytes) -> Request:
+    """Return the request in a frame's body.
+
+    Raises:
+        BrokenFrame: it is none.
+    """
+    return _decode(_request_decoder, body)
+
+
+def decode_response(body: bytes) -> Response:
+    """Return the response in a frame's body.
+
+    Raises:
+        BrokenFrame: it is none.
+    """
+    return _decode(_response_decoder, body)
+
+
+class FrameBuffer:
+    """Turns a byte stream into frame bodies: bytes in, bodies out.
+
+    Invariant: holds less than one frame between calls.
+    """
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Return the bodies that are complete now, in order.
+
+        Raises:
+            BrokenFrame: a length over `FRAME_BYTES_MAX`; the connection can't be used any more.
+        """
+        self._pending += received
+        bodies = []
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > FRAME_BYTES_MAX:
+                raise BrokenFrame("frame", f"announces {length} bytes, {FRAME_BYTES_MAX} are allowed")
+            if len(self._pending) < _LENGTH.size + length:
+                break
+            bodies.append(bytes(self._pending[_LENGTH.size : _LENGTH.size + length]))
+            del self._pending[: _LENGTH.size + length]
+        return bodies
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as exc:
+        raise BrokenFrame("frame", f"holds no message: {exc}") from exc
