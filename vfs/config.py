@@ -27,7 +27,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pass
 
 
-class LocalSite(_Document, tag_field="kind", tag="local"):
+class LocalSite(_Document, frozen=True, tag_field="kind", tag="local"):
     """A directory of this host. Served in kernel passthrough, straight by the fs worker.
 
     Attributes:
@@ -37,7 +37,7 @@ class LocalSite(_Document, tag_field="kind", tag="local"):
     path: str
 
 
-class HttpSite(_Document, tag_field="kind", tag="http"):
+class HttpSite(_Document, frozen=True, tag_field="kind", tag="http"):
     """An HTTP(S) server that serves ranges.
 
     Attributes:
@@ -55,7 +55,7 @@ class HttpSite(_Document, tag_field="kind", tag="http"):
     connections: int = 32
 
 
-class WebHdfsSite(_Document, tag_field="kind", tag="webhdfs"):
+class WebHdfsSite(_Document, frozen=True, tag_field="kind", tag="webhdfs"):
     """HDFS through WebHDFS.
 
     Attributes:
@@ -73,7 +73,7 @@ class WebHdfsSite(_Document, tag_field="kind", tag="webhdfs"):
     connections: int = 32
 
 
-class ArrowSite(_Document, tag_field="kind", tag="arrow"):
+class ArrowSite(_Document, frozen=True, tag_field="kind", tag="arrow"):
     """Anything that pyarrow.fs opens: s3://, gs://, abfs://, hdfs://, file://.
 
     Attributes:
@@ -90,14 +90,14 @@ class ArrowSite(_Document, tag_field="kind", tag="arrow"):
     threads: int = 32
 
 
-class MemorySite(_Document, tag_field="kind", tag="memory"):
+class MemorySite(_Document, frozen=True, tag_field="kind", tag="memory"):
     """Holds objects in the agent's memory: for tests and trials."""
 
 
 SiteConfig = LocalSite | HttpSite | WebHdfsSite | ArrowSite | MemorySite
 
 
-class Mount(_Document):
+class Mount(_Document, frozen=True):
     """One line of the mount table.
 
     Attributes:
@@ -115,7 +115,7 @@ class Mount(_Document):
     writable: bool = False
 
 
-class Cache(_Document):
+class Cache(_Document, frozen=True):
     """Where fetched bytes are kept.
 
     Attributes:
@@ -127,7 +127,7 @@ class Cache(_Document):
     size: Bytes = Bytes(100 << 30)
 
 
-class Limits(_Document):
+class Limits(_Document, frozen=True):
     """Bounds of this host's daemon.
 
     Attributes:
@@ -143,7 +143,7 @@ class Limits(_Document):
     read_ahead: Bytes = Bytes(1 << 20)
 
 
-class Config(_Document):
+class Config(_Document, frozen=True):
     """The whole document."""
 
     sites: dict[str, SiteConfig] = {}
@@ -251,9 +251,7 @@ def _check_references(config: Config, name: str) -> None:
         where = f"{name}: mounts[{index}]"
         prefix = mount_prefix(mount)
         if prefix in prefixes:
-            raise InvalidConfig(
-                f"{where}.prefix", f"{mount.prefix!r} is mounted twice", "give each mount its own prefix"
-            )
+            raise InvalidConfig(f"{where}.prefix", f"{mount.prefix!r} is mounted twice", "give each mount its own prefix")
         prefixes.add(prefix)
         for site in (mount.site, *(replica.site for replica in mount_replicas(mount))):
             if site not in config.sites:
