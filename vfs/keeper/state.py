@@ -1,0 +1,134 @@
+"""`keeper.json`: what the keeper knows, for `status`, `umount` and the next keeper on this mount point.
+
+Written whole and renamed into place on each change; readable while everything else hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+FORMAT_VERSION = 1
+
+STARTING, SERVING, STOPPING, FAILED = "starting", "serving", "stopping", "failed"
+"""`phase`. After a stop in order the file is removed; "failed" stays with its reason."""
+
+
+class BrokenState(Exception):
+    """The state file is none, or of another format version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildState:
+    """A child as last started.
+
+    Attributes:
+        pid: 0 before the first start and while none runs.
+        starttime: of the pid, from /proc/PID/stat.
+        ready: it has said that it serves.
+        restarts: how often it was started again.
+        last_exit: why the one before ended, "" if none has.
+    """
+
+    pid: int = 0
+    starttime: int = 0
+    ready: bool = False
+    restarts: int = 0
+    last_exit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperState:
+    """The whole file.
+
+    Attributes:
+        connection: number of the FUSE connection (the minor of its device); 0 before it is mounted.
+        flags: what INIT agreed on, 64 bits.
+        why_no_passthrough: "" with passthrough.
+        read_ahead_kb: in force, 0 where it could not be read.
+        since: seconds after the epoch at which the keeper started.
+        reason: why the phase is "failed" or "stopping".
+    """
+
+    pid: int
+    starttime: int
+    mountpoint: str
+    config: str
+    phase: str = STARTING
+    connection: int = 0
+    flags: int = 0
+    passthrough: bool = False
+    why_no_passthrough: str = ""
+    read_ahead_kb: int = 0
+    why_no_read_ahead: str = ""
+    worker: ChildState = ChildState()
+    agent: ChildState = ChildState()
+    since: float = 0.0
+    reason: str = ""
+    format: int = FORMAT_VERSION
+
+    def with_child(self, name: str, child: ChildState) -> KeeperState:
+        """Return the state with this child's part replaced."""
+        return replace(self, worker=child) if name == "worker" else replace(self, agent=child)
+
+    def child(self, name: str) -> ChildState:
+        """Return the part of "worker" or "agent"."""
+        return self.worker if name == "worker" else self.agent
+
+
+def new(*, pid: int, starttime: int, mountpoint: str, config: str) -> KeeperState:
+    """Return the state of a keeper that has just started."""
+    return KeeperState(pid, starttime, mountpoint, config, since=time.time())
+
+
+def encode(state: KeeperState) -> str:
+    """Return the file's content. Pure."""
+    return json.dumps(asdict(state), indent=1) + "\n"
+
+
+def decode(text: str) -> KeeperState:
+    """Return the state in a file's content. Pure.
+
+    Raises:
+        BrokenState: it holds none, or one of another format version.
+    """
+    try:
+        document: dict[str, Any] = json.loads(text)
+        if document.get("format") != FORMAT_VERSION:
+            raise BrokenState(f"has format {document.get('format')}, this version reads {FORMAT_VERSION}")
+        children = {name: ChildState(**document.pop(name)) for name in ("worker", "agent")}
+        return KeeperState(**document, **children)
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise BrokenState(f"holds no keeper state: {exc}") from exc
+
+
+def read(path: str) -> KeeperState | None:
+    """Return the state in this file, or None where there is none.
+
+    Raises:
+        BrokenState: as `decode`.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return decode(file.read())
+    except FileNotFoundError:
+        return None
+
+
+def write(path: str, state: KeeperState) -> None:
+    """Replace the file at once, so that a reader sees the old or the new state."""
+    beside = f"{path}.{os.getpid()}.new"
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(encode(state))
+    os.rename(beside, path)
+
+
+def remove(path: str) -> None:
+    """Remove the file if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
