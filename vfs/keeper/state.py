@@ -99,8 +99,8 @@ def decode(text: str) -> KeeperState:
         document: dict[str, Any] = json.loads(text)
         if document.get("format") != FORMAT_VERSION:
             raise BrokenState(f"has format {document.get('format')}, this version reads {FORMAT_VERSION}")
-        children = {name: ChildState(**document.pop(name)) for name in ("worker", "agent")}
-        return KeeperState(**document, **children)
+        worker, agent = ChildState(**document.pop("worker")), ChildState(**document.pop("agent"))
+        return KeeperState(worker=worker, agent=agent, **document)
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise BrokenState(f"holds no keeper state: {exc}") from exc
 

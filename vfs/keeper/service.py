@@ -1,0 +1,417 @@
+"""The keeper at work: one thread that waits for signals, children's lines and time, and carries out what is decided.
+
+Flow: `run` clears the way, mounts, answers INIT, then turns the loop: signals and pipes become events for
+`supervise.Supervisor`, its actions are carried out here. Unmounting has a thread of its own, for the call can block as
+long as a server that hangs. The descriptor of the connection is looked at once a second and not waited for: the kernel
+would wake this process at each request.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from vfs import rundir
+from vfs.keeper import mountinfo, mounting, notify, procfs, report, state, supervise
+from vfs.keeper.supervise import CHILDREN
+
+log = logging.getLogger(__name__)
+
+STDERR_BYTES_MAX = 1 << 20
+_STATE_PHASE = {
+    supervise.STARTING: state.STARTING,
+    supervise.SERVING: state.SERVING,
+    supervise.UNMOUNTING: state.STOPPING,
+    supervise.ENDING: state.STOPPING,
+    supervise.ENDED: state.STOPPING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `foremount mount` decides before it starts the keeper.
+
+    Attributes:
+        mountpoint: settled (`vfs.rundir.settle`).
+        config: absolute path of the configuration; handed on to the children, not read here.
+        run_dir: created, mode 0700.
+        shim_built: whether `vfs.kernel._passthrough` can be imported.
+        read_ahead_kb: what to raise the kernel's read-ahead to; 0 leaves it.
+        ready_fd: where to write "ready" or "failed REASON", or -1.
+        commands: how the children are started, for tests of the keeper alone; {} for the real ones.
+        limits: overrides of `supervise.Limits` by name.
+    """
+
+    mountpoint: str
+    config: str
+    run_dir: str
+    shim_built: bool = False
+    read_ahead_kb: int = 0
+    ready_fd: int = -1
+    commands: dict[str, list[str]] | None = None
+    limits: dict[str, float] | None = None
+
+    @staticmethod
+    def load(path: str) -> Options:
+        """Return the options in a JSON file.
+
+        Raises:
+            OSError: it can't be read.
+            ValueError, TypeError: it holds no options.
+        """
+        with open(path, encoding="utf-8") as file:
+            return Options(**json.load(file))
+
+
+@dataclass(slots=True)
+class _Child:
+    """A running child with the reading end of its status pipe; `silent` once it has closed its own end."""
+
+    popen: subprocess.Popen[bytes]
+    pipe: int
+    pending: bytes = b""
+    silent: bool = False
+
+
+class Keeper:
+    """One mount from its start to its end.
+
+    Attributes:
+        state: as last written to the state file.
+        children: those that have not been collected; a subset of CHILDREN.
+        connection: None before the mount and after `CloseConnection`.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.rundir = rundir.RunDir(options.run_dir)
+        self.supervisor = supervise.Supervisor(supervise.Limits(**(options.limits or {})))  # type: ignore[arg-type]
+        own = procfs.look(os.getpid())
+        assert own is not None, "a process finds itself in /proc"
+        self.state = state.new(pid=os.getpid(), starttime=own.starttime, mountpoint=options.mountpoint, config=options.config)
+        self.children: dict[str, _Child] = {}
+        self.connection: mounting.Connection | None = None
+        self.negotiated = ""
+        self.ended: supervise.End | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._results: list[str] = []
+
+    def run(self) -> int:
+        """Serve until asked to stop, unmounted or given up; return the exit status."""
+        with open(self.rundir.lock, "w", encoding="ascii") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return self._fail(f"another keeper runs for {self.options.mountpoint}", keep_state=True)
+            self._catch_signals()
+            try:
+                self._mount()
+            except mounting.CantMount as exc:
+                return self._fail(str(exc))
+            self._carry_out(self.supervisor.begin(time.monotonic()))
+            while self.ended is None:
+                self._turn()
+            return self._finish(self.ended)
+
+    # -- start and end
+
+    def _mount(self) -> None:
+        for sentence in mounting.clear_way(self.options.mountpoint, self._recorded()):
+            log.warning("%s", sentence)
+        self._save()
+        why_not = mounting.host_against_passthrough(shim_built=self.options.shim_built)
+        connection = mounting.open_connection(self.options.mountpoint, why_no_passthrough=why_not)
+        assert mounting.fuse_descriptors() == [connection.fd], "a second /dev/fuse descriptor would outlive the mount"
+        self.connection = connection
+        self.negotiated = connection.agreed.to_text()
+        read_ahead_kb, why_no_read_ahead = 0, ""
+        if self.options.read_ahead_kb:
+            read_ahead_kb, why_no_read_ahead = mounting.raise_read_ahead(connection.number, self.options.read_ahead_kb)
+        self.state = replace(
+            self.state,
+            connection=connection.number,
+            flags=connection.agreed.flags,
+            passthrough=connection.agreed.passthrough,
+            why_no_passthrough=connection.agreed.why_no_passthrough,
+            read_ahead_kb=read_ahead_kb,
+            why_no_read_ahead=why_no_read_ahead,
+        )
+        log.info("mounted on %s, connection %d", self.options.mountpoint, connection.number)
+
+    def _recorded(self) -> state.KeeperState | None:
+        try:
+            return state.read(self.rundir.state)
+        except state.BrokenState as exc:
+            log.warning("%s %s: taken as absent", self.rundir.state, exc)
+            return None
+
+    def _fail(self, reason: str, *, keep_state: bool = False) -> int:
+        log.error("%s", reason)
+        self._answer(f"failed {reason}")
+        if not keep_state:
+            self.state = replace(self.state, phase=state.FAILED, reason=reason)
+            state.write(self.rundir.state, self.state)
+        return 1
+
+    def _finish(self, end: supervise.End) -> int:
+        log.info("ended: %s", end.reason)
+        if end.status:
+            return self._fail(end.reason)
+        self._answer(f"failed {end.reason}")  # to somebody who still waits for "ready"
+        state.remove(self.rundir.state)
+        return 0
+
+    def _answer(self, line: str) -> None:
+        """Tell whoever waits for readiness, once."""
+        if self.options.ready_fd >= 0:
+            try:
+                os.write(self.options.ready_fd, line.encode()[:4000] + b"\n")
+            except BrokenPipeError:
+                pass  # they have given up
+            os.close(self.options.ready_fd)
+            self.options = replace(self.options, ready_fd=-1)
+
+    # -- the loop
+
+    def _catch_signals(self) -> None:
+        """Have signals arrive as bytes on a pipe; no handler does any work, so none can be entered twice."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, _ignore)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def _turn(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        names = {child.pipe: name for name, child in self.children.items() if not child.silent}
+        for pipe in names:
+            poller.register(pipe, select.POLLIN)
+        wait_s = self.supervisor.wake_in_s(time.monotonic())
+        woken = poller.poll(wait_s * 1000 + 1)
+        for fd, _ in woken:
+            if fd in names:
+                self._listen(names[fd])
+        self._collect()
+        for number in self._signals():
+            self._on_signal(number)
+        while self._results:
+            self._feed(supervise.UnmountAnswered(self._results.pop(0)))
+        if self.connection is not None and not mounting.is_connected(self.connection.fd):
+            self._feed(supervise.Disconnected())
+        self._feed(supervise.Tick(self._stopped_children()))
+        notify.notify("WATCHDOG=1")
+
+    def _feed(self, event: supervise.Event) -> None:
+        before = self.supervisor.phase
+        self._carry_out(self.supervisor.handle(event, time.monotonic()))
+        if self.supervisor.phase != before:
+            log.info("%s -> %s %s", before, self.supervisor.phase, self.supervisor.reason)
+            if before in (supervise.STARTING, supervise.SERVING) and self.supervisor.phase != supervise.SERVING:
+                notify.notify("STOPPING=1")
+        self._save()
+
+    def _carry_out(self, actions: list[supervise.Action]) -> None:
+        for action in actions:
+            match action:
+                case supervise.Start():
+                    self._start(action)
+                case supervise.Terminate():
+                    self._signal(action.child, signal.SIGTERM)
+                case supervise.Kill():
+                    self._signal(action.child, signal.SIGKILL)
+                case supervise.Unmount():
+                    threading.Thread(target=self._unmount, args=(action.lazy,), name="unmount", daemon=True).start()
+                case supervise.CloseConnection():
+                    self._close_connection()
+                case supervise.TellReady():
+                    log.info("serving")
+                    self._answer("ready")
+                    notify.notify("READY=1\nSTATUS=serving")
+                case supervise.End():
+                    self.ended = action
+
+    # -- actions
+
+    def _start(self, action: supervise.Start) -> None:
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        command, inherited = self._command(action, writing)
+        try:
+            with _fresh_log(self.rundir.stderr(action.child)) as stderr:
+                popen = subprocess.Popen(
+                    command,
+                    pass_fds=inherited,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    process_group=0,  # Ctrl-C at a terminal is for the keeper
+                    env=child_environ(),
+                )
+        except OSError as exc:
+            os.close(reading)
+            self._feed(supervise.Exited(action.child, f"can't be started: {exc.strerror}"))
+            return
+        finally:
+            os.close(writing)
+        self.children[action.child] = _Child(popen, reading)
+        log.info("started the %s, process %d", action.child, popen.pid)
+
+    def _command(self, action: supervise.Start, status_fd: int) -> tuple[list[str], list[int]]:
+        """Return the command line and the descriptors that go along."""
+        module = {"worker": "vfs.kernel", "agent": "vfs.agent"}[action.child]
+        base = (self.options.commands or {}).get(action.child) or [sys.executable, "-P", "-m", module]
+        common = ["--status-fd", str(status_fd), "--parent-pid", str(os.getpid())]
+        common += ["--run-dir", self.rundir.path, "--config", self.options.config]
+        if action.child == "agent":
+            return [*base, *common], [status_fd]
+        assert self.connection is not None, "a worker is started on a live connection"
+        fuse = [
+            "--fuse-fd",
+            str(self.connection.fd),
+            "--mountpoint",
+            self.options.mountpoint,
+            "--negotiated",
+            self.negotiated,
+        ]
+        resend = ["--resend"] if action.again and self.connection.agreed.resend else []
+        return [*base, *fuse, *common, *resend], [status_fd, self.connection.fd]
+
+    def _signal(self, name: str, number: int) -> None:
+        child = self.children.get(name)
+        if child is not None:
+            child.popen.send_signal(number)  # not collected yet, so the pid is still its own
+
+    def _unmount(self, lazy: bool) -> None:
+        """In a thread: unmount and wake the loop with the result."""
+        entry = mountinfo.on_top(mountinfo.read(), self.options.mountpoint)
+        try:
+            # what others have mounted there since is not ours to take away
+            ours = entry is not None and entry.minor == self.state.connection and entry.fs_type == mountinfo.FS_TYPE
+            result = mounting.unmount(self.options.mountpoint, lazy=lazy) if ours else "gone"
+        except mounting.CantMount as exc:
+            result = str(exc)
+        log.info("umount%s: %s", " -l" if lazy else "", result)
+        self._results.append(result)
+        os.write(self._wake_write, b"\0")
+
+    def _close_connection(self) -> None:
+        if self.connection is not None:
+            os.close(self.connection.fd)
+            self.connection = None
+
+    # -- events
+
+    def _listen(self, name: str) -> None:
+        child = self.children[name]
+        try:
+            received = os.read(child.pipe, 65536)
+        except BlockingIOError:
+            return
+        child.silent = not received
+        lines, child.pending = report.split_lines(child.pending, received)
+        for line in lines:
+            self._feed(supervise.Said(name, line))
+
+    def _collect(self) -> None:
+        """Report the children that have ended, after their last words."""
+        for name, child in list(self.children.items()):
+            status = child.popen.poll()
+            if status is None:
+                continue
+            self._listen(name)
+            os.close(child.pipe)
+            del self.children[name]
+            why = describe_exit(status)
+            log.log(logging.INFO if self.ended or status == 0 else logging.WARNING, "the %s ended: %s", name, why)
+            connected = self.connection is not None and mounting.is_connected(self.connection.fd)
+            self._feed(supervise.Exited(name, why, connected))
+
+    def _signals(self) -> list[int]:
+        try:
+            return [number for number in os.read(self._wake_read, 4096) if number]
+        except BlockingIOError:
+            return []
+
+    def _on_signal(self, number: int) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            log.info("got %s", signal.Signals(number).name)
+            self._feed(supervise.StopAsked())
+        elif number == signal.SIGUSR1:
+            for name in CHILDREN:
+                self._signal(name, signal.SIGUSR1)
+        elif number == signal.SIGHUP:
+            self._signal("agent", signal.SIGHUP)
+
+    def _stopped_children(self) -> frozenset[str]:
+        found = {name: procfs.look(child.popen.pid) for name, child in self.children.items()}
+        return frozenset(name for name, facts in found.items() if facts and facts.state in procfs.STOPPED)
+
+    def _save(self) -> None:
+        """Write the state file where anything has changed."""
+        fresh = replace(self.state, phase=_STATE_PHASE[self.supervisor.phase], reason=self.supervisor.reason)
+        for name in CHILDREN:
+            fresh = fresh.with_child(name, self._child_state(name))
+        if fresh != self.state or not os.path.exists(self.rundir.state):
+            self.state = fresh
+            state.write(self.rundir.state, fresh)
+
+    def _child_state(self, name: str) -> state.ChildState:
+        life = self.supervisor.lives[name]
+        child = self.children.get(name)
+        pid = child.popen.pid if child else 0
+        known = self.state.child(name)
+        starttime = known.starttime if known.pid == pid else 0
+        if pid and not starttime and (facts := procfs.look(pid)):
+            starttime = facts.starttime
+        return state.ChildState(pid, starttime, life.ready, life.restarts, life.last_exit)
+
+
+def child_environ() -> dict[str, str]:
+    """Return the environment of our processes: they find this very package, installed or not."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        return dict(os.environ)
+    known = os.environ.get("PYTHONPATH", "")
+    if root in known.split(os.pathsep):
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root}
+
+
+def describe_exit(status: int) -> str:
+    """Return a child's end in words. Pure."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def close_inherited(keep: set[int]) -> None:
+    """Close every descriptor but the standard three and these: a leaked /dev/fuse would keep a dead mount alive."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:  # the one that listdir itself used
+                pass
+
+
+def _fresh_log(path: str) -> BinaryIO:
+    """Open for appending; begin anew when it has grown too large."""
+    too_large = os.path.exists(path) and os.path.getsize(path) > STDERR_BYTES_MAX
+    return open(path, "wb" if too_large else "ab")
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing: the wakeup descriptor has told the loop."""
