@@ -1,4 +1,4 @@
-"""A child that is only what the keeper needs to see: it answers the kernel for an empty root with one file, or it is an agent.
+"""A child that is only what the keeper needs to see: a worker that answers for a root with one file, or an agent.
 
 Speaks the FUSE protocol straight from the descriptor, so that tests of the keeper depend on no other part.
 """

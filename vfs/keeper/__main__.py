@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     service.close_inherited({options.ready_fd})
     os.chdir("/")
     os.umask(0o022)
-    _log_to(rundir.RunDir(options.run_dir).log("keeper"))
+    _log_to(rundir.RunDir(options.run_dir).log("keeper"), foreground=options.foreground)
     try:
         return service.Keeper(options).run()
     except Exception:
@@ -30,10 +30,10 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
-def _log_to(path: str) -> None:
+def _log_to(path: str, *, foreground: bool) -> None:
     rotating = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
     handlers: list[logging.Handler] = [rotating]
-    if sys.stderr.isatty() or os.environ.get("JOURNAL_STREAM"):
+    if foreground:
         handlers.append(logging.StreamHandler())
     logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(asctime)s %(levelname)s %(message)s")
 

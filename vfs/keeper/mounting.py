@@ -82,10 +82,8 @@ def open_connection(mountpoint: str, *, why_no_passthrough: str) -> Connection:
     return Connection(fd, entry.minor, agreed)
 
 
-def host_against_passthrough(*, shim_built: bool) -> str:
-    """Return this process's reason against passthrough, or ""."""
-    if not shim_built:
-        return "the passthrough extension (vfs.kernel._passthrough) is not built"
+def host_against_passthrough() -> str:
+    """Return what this process lacks for passthrough, or ""."""
     if not _has_capability(CAP_SYS_ADMIN):
         return "no CAP_SYS_ADMIN"
     with open("/proc/self/uid_map", encoding="ascii") as file:

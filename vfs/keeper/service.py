@@ -46,9 +46,10 @@ class Options:
         mountpoint: settled (`vfs.rundir.settle`).
         config: absolute path of the configuration; handed on to the children, not read here.
         run_dir: created, mode 0700.
-        shim_built: whether `vfs.kernel._passthrough` can be imported.
+        why_no_passthrough: what the caller knows against it (not built, switched off), or "".
         read_ahead_kb: what to raise the kernel's read-ahead to; 0 leaves it.
         ready_fd: where to write "ready" or "failed REASON", or -1.
+        foreground: log to standard error too.
         commands: how the children are started, for tests of the keeper alone; {} for the real ones.
         limits: overrides of `supervise.Limits` by name.
     """
@@ -56,9 +57,10 @@ class Options:
     mountpoint: str
     config: str
     run_dir: str
-    shim_built: bool = False
+    why_no_passthrough: str = ""
     read_ahead_kb: int = 0
     ready_fd: int = -1
+    foreground: bool = False
     commands: dict[str, list[str]] | None = None
     limits: dict[str, float] | None = None
 
@@ -130,7 +132,7 @@ class Keeper:
         for sentence in mounting.clear_way(self.options.mountpoint, self._recorded()):
             log.warning("%s", sentence)
         self._save()
-        why_not = mounting.host_against_passthrough(shim_built=self.options.shim_built)
+        why_not = self.options.why_no_passthrough or mounting.host_against_passthrough()
         connection = mounting.open_connection(self.options.mountpoint, why_no_passthrough=why_not)
         assert mounting.fuse_descriptors() == [connection.fd], "a second /dev/fuse descriptor would outlive the mount"
         self.connection = connection

@@ -1,0 +1,245 @@
+"""`foremount status`: how the mounts do, and what to do about trouble.
+
+Reads the keeper's state file, /proc and the mount table, and asks the agent with a deadline. Never looks at the mount
+point: with anything stopped, dead or hung it answers within 2 s.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from vfs.cli import client, locate, output
+from vfs.cli.locate import Located
+from vfs.errors import ForemountError
+from vfs.keeper import mountinfo, procfs, state
+from vfs.keeper.mountinfo import FS_TYPE, MountEntry
+from vfs.keeper.procfs import ProcessFacts
+from vfs.keeper.state import KeeperState
+
+AGENT_S = 1.0
+"""Leaves room for the rest of the 2 s that `status` may take."""
+
+RUNNING, STOPPED, GONE, ZOMBIE, DEBUGGED = "running", "stopped", "gone", "zombie", "debugged"
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One of the three.
+
+    Attributes:
+        state: "running", "stopped" (SIGSTOP), "debugged", "zombie" or "gone".
+        ready: it has said that it serves; of the keeper: always.
+    """
+
+    pid: int
+    state: str
+    ready: bool = True
+    restarts: int = 0
+    last_exit: str = ""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Something that is wrong, and what to do about it."""
+
+    what: str
+    advice: str
+
+
+class MountStatus(msgspec.Struct, frozen=True):
+    """Everything about one mount.
+
+    Attributes:
+        verdict: "serving", "trouble", "starting", "stopping", "failed", "dead" or "not mounted".
+        agent_says: its answer to /v1/status, None where there was none.
+    """
+
+    mountpoint: str
+    run_dir: str
+    verdict: str
+    troubles: list[Trouble]
+    config: str = ""
+    since_s: float = 0.0
+    connection: int = 0
+    passthrough: bool = False
+    why_no_passthrough: str = ""
+    read_ahead_kb: int = 0
+    processes: dict[str, Process] = {}
+    agent_says: dict[str, Any] | None = None
+
+
+@click.command()
+@click.argument("mountpoint", type=click.Path(), required=False)
+@output.json_option
+def status(mountpoint: str | None, as_json: bool) -> None:
+    """Say how the mount at MOUNTPOINT does, or all mounts of this user.
+
+    Exit status 0 if all is well, 1 if something is wrong.
+    """
+    located = [locate.at(mountpoint)] if mountpoint else locate.recorded()
+    found = [observe(each) for each in located]
+    if as_json:
+        output.print_json(found[0] if mountpoint else found)
+    elif not found:
+        click.echo("no foremount is mounted by this user")
+    else:
+        click.echo("\n\n".join("\n".join(_describe(each)) for each in found))
+    if any(each.troubles for each in found):
+        click.get_current_context().exit(1)
+
+
+def observe(located: Located) -> MountStatus:
+    """Return how this mount does."""
+    entry = mountinfo.on_top(mountinfo.read(), located.mountpoint)
+    held = located.state
+    if held is None:
+        return _without_keeper(located, entry)
+    processes = {
+        "keeper": _look(held.pid, held.starttime),
+        "worker": _look_child(held, "worker"),
+        "agent": _look_child(held, "agent"),
+    }
+    agent_says, agent_trouble = _ask_agent(located, processes["agent"])
+    mounted = entry is not None and entry.fs_type == FS_TYPE and entry.minor == held.connection
+    troubles = diagnose(held, processes, mounted=mounted, agent_trouble=agent_trouble)
+    return MountStatus(
+        mountpoint=located.mountpoint,
+        run_dir=located.run_dir.path,
+        verdict=_verdict(held, processes, troubles),
+        troubles=troubles,
+        config=held.config,
+        since_s=round(time.time() - held.since, 1),
+        connection=held.connection,
+        passthrough=held.passthrough,
+        why_no_passthrough=held.why_no_passthrough,
+        read_ahead_kb=held.read_ahead_kb,
+        processes=processes,
+        agent_says=agent_says,
+    )
+
+
+def diagnose(
+    held: KeeperState, processes: dict[str, Process], *, mounted: bool, agent_trouble: ForemountError | None
+) -> list[Trouble]:
+    """Return what is wrong, the most important first. Pure: no I/O, no clock."""
+    force = f"foremount umount --force {held.mountpoint}"
+    again = f"foremount mount {held.config} {held.mountpoint}"
+    if held.phase == state.FAILED:
+        return [Trouble(f"the mount was given up: {held.reason}", f"mend that, then {again}")]
+    if processes["keeper"].state in (GONE, ZOMBIE):
+        what = "the keeper is gone and has left a dead mount: every access fails" if mounted else "the keeper is gone"
+        return [Trouble(what, f"{again} detaches what is dead and mounts anew")]
+    troubles = []
+    for name, process in processes.items():
+        if process.state in (STOPPED, DEBUGGED):
+            effect = _EFFECT_OF_STOP[name]
+            troubles.append(Trouble(f"the {name} is stopped: {effect}", f"kill -CONT {process.pid}, or {force}"))
+        elif process.state in (GONE, ZOMBIE) and held.phase == state.SERVING:
+            after = f" ({process.last_exit})" if process.last_exit else ""
+            troubles.append(
+                Trouble(f"the {name} has ended{after} and is being started again", f"see {name}.log and {name}.err")
+            )
+        elif not process.ready and held.phase == state.SERVING:
+            after = f" ({process.last_exit})" if process.last_exit else ""
+            troubles.append(Trouble(f"the {name} is starting again{after}", f"if this stays, see {name}.log and {name}.err"))
+    if held.phase == state.SERVING and not mounted:
+        troubles.append(
+            Trouble(f"it is no longer mounted at {held.mountpoint} here: detached, or another mount namespace", force)
+        )
+    agent = processes["agent"]
+    if agent_trouble is not None and agent.state == RUNNING and agent.ready:
+        troubles.append(Trouble(f"the agent does not answer: {agent_trouble.reason}", _ADVICE_ON_AGENT.format(pid=agent.pid)))
+    return troubles
+
+
+_EFFECT_OF_STOP = {
+    "keeper": "nothing restarts what dies",
+    "worker": "every access waits",
+    "agent": "local and cached reads go on, the rest waits",
+}
+_ADVICE_ON_AGENT = "wait, or kill -9 {pid}: the keeper starts another and no reader notices"
+
+
+def _verdict(held: KeeperState, processes: dict[str, Process], troubles: list[Trouble]) -> str:
+    if held.phase == state.FAILED:
+        return "failed"
+    if processes["keeper"].state in (GONE, ZOMBIE):
+        return "dead"
+    if held.phase != state.SERVING:
+        return held.phase
+    return "trouble" if troubles else "serving"
+
+
+def _without_keeper(located: Located, entry: MountEntry | None) -> MountStatus:
+    if entry is not None and entry.fs_type == FS_TYPE:
+        what = "a foremount is mounted there that has no state file: its run directory is lost, or it is another user's"
+        trouble = Trouble(what, f"umount -l {located.mountpoint}")
+        return MountStatus(located.mountpoint, located.run_dir.path, "trouble", [trouble], connection=entry.minor)
+    there = f"{entry.source} ({entry.fs_type}) is" if entry is not None else "nothing is"
+    trouble = Trouble(f"{there} mounted there", f"foremount mount CONFIG {located.mountpoint}")
+    return MountStatus(located.mountpoint, located.run_dir.path, "not mounted", [trouble])
+
+
+def _look(pid: int, starttime: int) -> Process:
+    facts = procfs.look(pid) if pid else None
+    if facts is not None and facts.starttime != starttime:
+        facts = None
+    return Process(pid, _state_word(facts))
+
+
+def _look_child(held: KeeperState, name: str) -> Process:
+    child = held.child(name)
+    return msgspec.structs.replace(
+        _look(child.pid, child.starttime), ready=child.ready, restarts=child.restarts, last_exit=child.last_exit
+    )
+
+
+def _state_word(facts: ProcessFacts | None) -> str:
+    if facts is None:
+        return GONE
+    return {"T": STOPPED, "t": DEBUGGED, "Z": ZOMBIE, "X": GONE}.get(facts.state, RUNNING)
+
+
+def _ask_agent(located: Located, agent: Process) -> tuple[dict[str, Any] | None, ForemountError | None]:
+    if agent.state != RUNNING:
+        return None, None
+    try:
+        return client.AdminClient(located.run_dir.admin_socket, AGENT_S).get("/v1/status"), None
+    except ForemountError as exc:
+        return None, exc
+
+
+def _describe(found: MountStatus) -> list[str]:
+    """Return the status as lines for people. Pure."""
+    lines = [f"{found.mountpoint}: {found.verdict}"]
+    for trouble in found.troubles:
+        lines += [f"  ! {trouble.what}", f"    -> {trouble.advice}"]
+    rows = [(name, _process_words(process)) for name, process in found.processes.items()]
+    if found.config:
+        rows.append(("config", found.config))
+        rows.append(("passthrough", "on" if found.passthrough else f"off: {found.why_no_passthrough}"))
+        rows.append(("read-ahead", f"{found.read_ahead_kb} KiB"))
+        rows.append(("run dir", found.run_dir))
+        rows.append(("started", f"{found.since_s:.0f} s ago"))
+    rows += [(key, _flat(value)) for key, value in (found.agent_says or {}).items()]
+    return lines + output.columns(rows)
+
+
+def _process_words(process: Process) -> str:
+    words = [process.state if process.ready or process.state != RUNNING else "starting"]
+    if process.pid:
+        words.append(f"process {process.pid}")
+    if process.restarts:
+        words.append(f"restarted {process.restarts} times, last because: {process.last_exit}")
+    return ", ".join(words)
+
+
+def _flat(value: Any) -> str:
+    """Return what the agent says of one thing on one line; lists of objects by their number."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(_flat(inner) for inner in value) if len(value) < 8 else f"{len(value)} of them"
+    return str(value)
