@@ -1,0 +1,154 @@
+"""The worker's line to the agent: calls that survive an agent's death.
+
+One task owns the connection (`run`), any number of tasks call. A call that was not answered when the connection broke is sent
+again on the next one: all calls are idempotent. A call ends at its deadline, whatever the agent does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from vfs import wire
+from vfs.errors import DeadlineExceeded, from_failure
+
+log = logging.getLogger(__name__)
+AnswerT = TypeVar("AnswerT", bound=wire.Answer)
+_RETRY_S = 0.05
+"""Between attempts to connect: an agent starts in some 300 ms."""
+
+
+class _Waiting:
+    """One call under way: the request to repeat, and where its answer goes."""
+
+    __slots__ = ("answer", "done", "request")
+
+    def __init__(self, request: wire.Request) -> None:
+        self.request = request
+        self.done = trio.Event()
+        self.answer: wire.Answer | None = None
+
+
+class AgentClient:
+    """Calls to the agent.
+
+    Args:
+        socket_path: of the agent's Unix socket.
+        hello: makes the first message of each connection.
+        deadline_s: after which a call fails.
+
+    Invariant: `_waiting` holds exactly the calls that somebody awaits.
+    """
+
+    def __init__(self, socket_path: str, hello: Callable[[], wire.Hello], *, deadline_s: float) -> None:
+        self._socket_path = socket_path
+        self._hello = hello
+        self._deadline_s = deadline_s
+        self._waiting: dict[int, _Waiting] = {}
+        self._next_id = 1
+        self._outbox_in, self._outbox = trio.open_memory_channel[bytes](10_000)
+        self.connections = 0
+        self.on_connect: Callable[[], None] = lambda: None
+
+    @property
+    def connected(self) -> bool:
+        """Whether an agent is listening right now."""
+        return self._stream is not None
+
+    _stream: trio.SocketStream | None = None
+
+    async def call(self, call: wire.Call, expected: type[AnswerT], subject: str, deadline_s: float | None = None) -> AnswerT:
+        """Send a call and return its answer.
+
+        Raises:
+            DeadlineExceeded: no agent or no answer in time.
+            ForemountError: what the agent answered instead.
+        """
+        waiting = _Waiting(wire.Request(self._next_id, call))
+        self._next_id += 1
+        self._waiting[waiting.request.id] = waiting
+        try:
+            with trio.fail_after(self._deadline_s if deadline_s is None else deadline_s):
+                self._post(waiting.request)
+                await waiting.done.wait()
+        except trio.TooSlowError as exc:
+            what = "no answer" if self.connected else "the agent is not running"
+            raise DeadlineExceeded(subject, what, "see `foremount status`") from exc
+        finally:
+            del self._waiting[waiting.request.id]
+        if isinstance(waiting.answer, wire.Failed):
+            raise from_failure(waiting.answer.failure)
+        assert isinstance(waiting.answer, expected), waiting.answer
+        return waiting.answer
+
+    def tell_nowait(self, call: wire.Call) -> None:
+        """Send a call that is not answered; lost when no agent is there, which every such call must survive."""
+        self._post(wire.Request(0, call))
+
+    def _post(self, request: wire.Request) -> None:
+        if self._stream is None:
+            return  # sent by `run` on connecting, if somebody still waits for it
+        try:
+            self._outbox_in.send_nowait(wire.encode(request))
+        except trio.WouldBlock:
+            log.warning("agent does not read: %s queued messages, dropping one", 10_000)
+
+    async def run(self) -> None:
+        """Keep a connection for as long as the worker lives."""
+        while True:
+            try:
+                stream = await trio.open_unix_socket(self._socket_path)
+            except OSError:
+                await trio.sleep(_RETRY_S)
+                continue
+            async with stream:
+                self._stream = stream
+                self.connections += 1
+                try:
+                    await self._serve(stream)
+                finally:
+                    self._stream = None
+                    self._drain()
+            log.info("agent went away, waiting for the next one")
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        """Repeat what is unanswered, then send and receive until the connection breaks."""
+        try:
+            await stream.send_all(wire.encode(wire.Request(0, self._hello())))
+            self.on_connect()
+            for waiting in list(self._waiting.values()):
+                await stream.send_all(wire.encode(waiting.request))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send, stream)
+                await self._receive(stream)
+                nursery.cancel_scope.cancel()
+        except (trio.BrokenResourceError, wire.BrokenFrame) as exc:
+            log.info("connection to the agent broke: %s", exc)
+
+    async def _send(self, stream: trio.SocketStream) -> None:
+        try:
+            async for frame in self._outbox:
+                await stream.send_all(frame)
+        except trio.BrokenResourceError:
+            return  # the receiving side notices too and ends the connection
+
+    async def _receive(self, stream: trio.SocketStream) -> None:
+        frames = wire.FrameBuffer()
+        async for received in stream:
+            for body in frames.feed(bytes(received)):
+                response = wire.decode_response(body)
+                waiting = self._waiting.get(response.id)
+                if waiting is not None and not waiting.done.is_set():
+                    waiting.answer = response.answer
+                    waiting.done.set()
+
+    def _drain(self) -> None:
+        """Forget frames of the broken connection: what matters of them is repeated from `_waiting`."""
+        try:
+            while True:
+                self._outbox.receive_nowait()
+        except trio.WouldBlock:
+            return

@@ -1,0 +1,421 @@
+"""The file system: inodes over the mount table's trees.
+
+A handle is its inode's number: nothing about it can be lost when the worker is killed. All handles on an inode share one
+`Source`, and with it one version.
+
+Concurrency: one trio loop. Between awaits the tables are ours; after one, inodes are fetched again. `_opening` makes
+concurrent first opens of an inode share one source.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from vfs.errors import Denied, IsADirectory, NotADirectory, NotFound, ReadOnly, Unsupported
+from vfs.filesystem.local import LocalTree
+from vfs.filesystem.merged import MergedDirectory
+from vfs.filesystem.tree import DIRECTORY_MODE, Buffer, Child, Directory, Node, Source, Tree
+from vfs.model import Ino, Kind, LakePath, Version
+from vfs.namespace.inodes import ROOT, Inode, InodeTable, Row
+from vfs.namespace.mounts import MountTable
+
+log = logging.getLogger(__name__)
+_TABLE_TTL_S = 3600.0
+"""Directories that the mount table alone makes don't change while it is mounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What the kernel is told about an inode.
+
+    Attributes:
+        ttl_s: how long it may believe the name and the attributes.
+    """
+
+    ino: Ino
+    node: Node
+    ttl_s: float
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """The open source of an inode.
+
+    Attributes:
+        source: None while the kernel alone serves the inode: its backing file needs no descriptor of ours.
+        backing: the kernel's id of the backing file while the inode is open in passthrough, else 0.
+    """
+
+    source: Source | None
+    backing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """How the kernel is to treat a new handle.
+
+    Attributes:
+        backing: id for passthrough, 0: page-cache mode.
+        keep_cache: pages of earlier opens are still right: true where an inode is one version.
+        flush: the kernel is to send FLUSH on close.
+    """
+
+    backing: int
+    keep_cache: bool
+    flush: bool
+
+
+class Passthrough(Protocol):
+    """Hands files to the kernel. The real one is in `vfs/kernel/passthrough.py`."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the kernel takes any."""
+        ...
+
+    def register(self, fd: int) -> int:
+        """Return the kernel's id for the file behind `fd`, or 0 where the kernel won't have it."""
+        ...
+
+    def release(self, backing: int) -> None:
+        """Give an id back."""
+        ...
+
+
+@dataclass(slots=True)
+class FileSystem:
+    """All operations, by inode number.
+
+    Attributes:
+        open_max: descriptors that open directories and writable files in passthrough may hold.
+        files: open sources by inode.
+        directories: open directory streams by inode, the one that was read longest ago first.
+    """
+
+    mounts: MountTable
+    trees: Mapping[LakePath, Tree]
+    inodes: InodeTable
+    passthrough: Passthrough
+    owner: tuple[int, int]
+    started_ns: int
+    open_max: int = 10_000
+    files: dict[Ino, OpenFile] = field(default_factory=dict)
+    directories: dict[Ino, Directory] = field(default_factory=dict)
+    _opening: dict[Ino, trio.Lock] = field(default_factory=dict)
+
+    # Names and attributes
+
+    async def lookup(self, parent: Ino, name: bytes) -> Attributes:
+        """Find a name and count one reference of the kernel to what it is."""
+        path = self.inodes.path(parent, name)
+        node, ttl_s = await self._lookup(path)
+        inode = self.inodes.remember(_row(parent, name, node), lookups=1)
+        return Attributes(inode.ino, node, ttl_s)
+
+    async def attributes(self, ino: Ino) -> Attributes:
+        """Return the attributes of an inode; of a version that has moved on, what they were."""
+        if ino == ROOT:
+            return Attributes(ROOT, self._table_node(), _TABLE_TTL_S)
+        inode = self.inodes.get(ino)
+        path = self.inodes.path(ino)
+        tree = self._tree(path)
+        if inode.row.kind is not Kind.DIRECTORY and not isinstance(tree, LocalTree):
+            return Attributes(ino, _node_of(inode.row), _TABLE_TTL_S)  # an inode is a version: it can't change
+        try:
+            node, ttl_s = await self._lookup(path)
+        except NotFound:
+            return Attributes(ino, _node_of(inode.row), 0.0)
+        if node.identity != inode.row.identity:
+            return Attributes(ino, _node_of(inode.row), 0.0)
+        return Attributes(ino, node, ttl_s)
+
+    async def readlink(self, ino: Ino) -> bytes:
+        """Return what a symlink points to."""
+        return os.fsencode(self.inodes.get(ino).row.target)
+
+    def forget(self, counts: list[tuple[Ino, int]]) -> None:
+        """Take references of the kernel back."""
+        with self.inodes.batch():
+            for ino, lookups in counts:
+                dropped = self.inodes.forget(ino, lookups)
+                if dropped is not None and dropped.row.backing:
+                    self.passthrough.release(dropped.row.backing)
+
+    async def _lookup(self, path: LakePath) -> tuple[Node, float]:
+        if self.mounts.leads_to_mounts(path):
+            return await self._mount_node(path)
+        tree = self._tree(path)
+        if tree is None:
+            raise NotFound(path, "nothing is mounted there")
+        return await tree.lookup(path), tree.ttl_s
+
+    async def _mount_node(self, path: LakePath) -> tuple[Node, float]:
+        """Return the attributes of a directory of the mount table: the origin's own where there is one on this host."""
+        tree = self._tree(path)
+        if isinstance(tree, LocalTree) and path not in {point.prefix for point in self.mounts.points if not point.local_root}:
+            try:
+                return await tree.lookup(path), tree.ttl_s
+            except NotFound:
+                pass
+        return self._table_node(), _TABLE_TTL_S
+
+    def _table_node(self) -> Node:
+        return Node(Kind.DIRECTORY, "table", Version(0, self.started_ns), DIRECTORY_MODE, *self.owner, nlink=2)
+
+    def _tree(self, path: LakePath) -> Tree | None:
+        point = self.mounts.find(path)
+        return None if point is None else self.trees[point.prefix]
+
+    # Directories
+
+    async def open_directory(self, ino: Ino) -> None:
+        """Open a directory stream."""
+        if ino != ROOT and self.inodes.get(ino).row.kind is not Kind.DIRECTORY:
+            raise NotADirectory(self.inodes.path(ino))
+        self._keep_directory(ino, await self._open_directory(self.inodes.path(ino)))
+
+    def _keep_directory(self, ino: Ino, directory: Directory) -> None:
+        """Hold the stream; too many are closed, oldest first: a position is enough to go on from."""
+        self._close_directory(ino)
+        self.directories[ino] = directory
+        while len(self.directories) > self.open_max:
+            self._close_directory(next(iter(self.directories)))
+
+    async def _open_directory(self, path: LakePath) -> Directory:
+        tree, names = self._tree(path), self.mounts.children(path)
+        if not names:
+            if tree is None:
+                raise NotFound(path)
+            return await tree.open_directory(path)
+        children = {
+            os.fsencode(name): (await self._lookup(LakePath(f"{path}/{name}" if path else name)))[0] for name in names
+        }
+        base = None
+        if tree is not None:
+            try:
+                base = await tree.open_directory(path)
+            except NotFound:
+                base = None  # the prefix is there because something is mounted below it
+        return MergedDirectory(children, base)
+
+    async def read_directory(self, ino: Ino, position: int) -> list[Child]:
+        """Return entries after `position`; opens the stream again where an earlier worker had it."""
+        if ino not in self.directories:
+            self._keep_directory(ino, await self._open_directory(self.inodes.path(ino)))
+        return await self.directories[ino].read(position)
+
+    def remember_child(self, parent: Ino, child: Child) -> Attributes:
+        """Count one reference of the kernel to a listed entry. Call inside `inodes.batch()`."""
+        inode = self.inodes.remember(_row(parent, child.name, child.node), lookups=1)
+        tree = self._tree(self.inodes.path(parent))
+        return Attributes(inode.ino, child.node, tree.ttl_s if tree is not None else _TABLE_TTL_S)
+
+    def _close_directory(self, ino: Ino) -> None:
+        directory = self.directories.pop(ino, None)
+        if directory is not None:
+            directory.close()
+
+    def release_directory(self, ino: Ino) -> None:
+        """The kernel closed a stream."""
+        self._close_directory(ino)
+
+    # Files
+
+    async def open(self, ino: Ino, flags: int) -> Opened:
+        """Open a file; the handle is `ino`."""
+        inode = self.inodes.get(ino)
+        if inode.row.kind is Kind.DIRECTORY:
+            raise IsADirectory(self.inodes.path(ino))
+        write = (flags & os.O_ACCMODE) != os.O_RDONLY
+        file = await self._source(ino, write=write)
+        inode = self.inodes.get(ino)
+        if not inode.opens and not inode.row.cached and not file.backing:
+            self._back(inode, file)
+        inode.opens += 1
+        if not file.backing and not inode.row.cached:
+            inode.row.cached = True
+            self.inodes.save(inode)
+        writable = self._is_writable(inode)
+        return Opened(file.backing, keep_cache=not writable, flush=write)
+
+    def _back(self, inode: Inode, file: OpenFile) -> None:
+        """Give the kernel the backing file, unless it has it: one inode has one id for as long as a handle may live."""
+        if inode.row.backing:
+            file.backing = inode.row.backing
+        elif self.passthrough.enabled and file.source.backing_fd is not None:
+            file.backing = self.passthrough.register(file.source.backing_fd)
+            if file.backing:
+                inode.row.backing = file.backing
+                self.inodes.save(inode)
+        if file.backing and file.source is not None and (not self._is_writable(inode) or len(self.files) > self.open_max):
+            file.source.close()
+            file.source = None
+
+    def _is_writable(self, inode: Inode) -> bool:
+        tree = self._tree(self.inodes.path(inode.ino))
+        return tree is not None and tree.writable
+
+    async def _source(self, ino: Ino, *, write: bool) -> OpenFile:
+        """Return the inode's open source, opening it once however many ask."""
+        lock = self._opening.setdefault(ino, trio.Lock())
+        async with lock:
+            found = self.files.get(ino)
+            if found is None:
+                found = self.files[ino] = OpenFile(await self._open_source(ino, write=write))
+            elif write and not self._is_writable(self.inodes.get(ino)):
+                raise ReadOnly(self.inodes.path(ino))
+        if not lock.statistics().tasks_waiting:
+            self._opening.pop(ino, None)
+        return found
+
+    async def _open_source(self, ino: Ino, *, write: bool) -> Source:
+        inode, path = self.inodes.get(ino), self.inodes.path(ino)
+        tree = self._tree(path)
+        if tree is None:
+            raise NotFound(path)
+        return await tree.open(path, inode.row.identity, inode.row.version, write=write)
+
+    async def _readable(self, ino: Ino, *, write: bool = False) -> Source:
+        """Return the source of an open inode; opened again where an earlier worker had it, or the kernel alone."""
+        found = await self._source(ino, write=write)
+        if found.source is None:
+            found.source = await self._open_source(ino, write=write)
+        return found.source
+
+    async def read(self, ino: Ino, offset: int, length: int) -> Buffer:
+        """Return bytes of an open file; see `Source.read` for the buffer's life."""
+        found = self.files.get(ino)
+        source = found.source if found is not None else None
+        return await (source or await self._readable(ino)).read(offset, length)
+
+    async def write(self, ino: Ino, offset: int, content: Buffer) -> int:
+        """Write to an open file."""
+        return await (await self._readable(ino, write=True)).write(offset, content)
+
+    async def sync(self, ino: Ino) -> None:
+        """Return when what was written to an open file is on the disk."""
+        await (await self._readable(ino)).sync()
+
+    def release(self, ino: Ino) -> None:
+        """The kernel closed a handle. With the last one the source and the backing id go."""
+        inode = self.inodes.get(ino)
+        inode.opens -= 1
+        if inode.opens > 0:
+            return
+        inode.opens = 0
+        file = self.files.pop(ino, None)
+        if file is not None and file.source is not None:
+            file.source.close()
+        if inode.inherited:
+            return  # handles of an earlier worker may still be there: id and mode stay until the mount ends
+        backing, inode.row.backing, inode.row.cached = inode.row.backing, 0, False
+        self.inodes.save(inode)  # before the id goes: a worker that is killed here must not hand it out again
+        if backing:
+            self.passthrough.release(backing)
+
+    def close(self) -> None:
+        """Close everything that is open."""
+        for file in self.files.values():
+            if file.source is not None:
+                file.source.close()
+        for directory in self.directories.values():
+            directory.close()
+        self.files.clear()
+        self.directories.clear()
+
+    # Changes: local sites that are mounted writable
+
+    def _writable_path(self, parent: Ino, name: bytes) -> tuple[LocalTree, LakePath, bytes]:
+        path = self.inodes.path(parent, name)
+        tree = self._tree(path)
+        if not isinstance(tree, LocalTree) or not tree.writable:
+            raise ReadOnly(path, "lies on a mount that is not writable")
+        if self.mounts.leads_to_mounts(path):
+            raise Denied(path, "is part of the mount table")
+        return tree, path, tree.host_path(path)
+
+    async def make_node(self, parent: Ino, name: bytes, mode: int, owner: tuple[int, int]) -> Attributes:
+        """Create a regular file (others: `Unsupported`)."""
+        tree, path, _ = self._writable_path(parent, name)
+        if not stat.S_ISREG(mode):
+            raise Unsupported(path, "only regular files can be made")
+        tree.make_file(path, mode, owner)
+        return await self.lookup(parent, name)
+
+    async def make_directory(self, parent: Ino, name: bytes, mode: int, owner: tuple[int, int]) -> Attributes:
+        """Create a directory."""
+        tree, path, _ = self._writable_path(parent, name)
+        tree.make_directory(path, mode, owner)
+        return await self.lookup(parent, name)
+
+    async def make_symlink(self, parent: Ino, name: bytes, target: bytes, owner: tuple[int, int]) -> Attributes:
+        """Create a symlink."""
+        tree, path, _ = self._writable_path(parent, name)
+        tree.make_symlink(path, target, owner)
+        return await self.lookup(parent, name)
+
+    async def make_link(self, ino: Ino, parent: Ino, name: bytes) -> Attributes:
+        """Create a hard link."""
+        tree, path, _ = self._writable_path(parent, name)
+        source = self.inodes.path(ino)
+        if self._tree(source) is not tree:
+            raise Unsupported(path, "a link can't cross mounts")
+        tree.make_link(source, path)
+        return await self.lookup(parent, name)
+
+    async def remove(self, parent: Ino, name: bytes, *, directory: bool) -> None:
+        """Unlink a file or remove an empty directory."""
+        tree, path, _ = self._writable_path(parent, name)
+        tree.remove(path, directory=directory)
+        self.inodes.unlink(parent, name)
+
+    async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
+        """Rename within one mount."""
+        tree, path, _ = self._writable_path(parent, name)
+        new_tree, new_path, _ = self._writable_path(new_parent, new_name)
+        if new_tree is not tree:
+            raise Unsupported(path, "a rename can't cross mounts")
+        tree.rename(path, new_path, flags)
+        self.inodes.rename(parent, name, new_parent, new_name)
+
+    async def change(self, ino: Ino, **changes: int | None) -> Attributes:
+        """Change size, mode, owner or times; see `LocalTree.change` for the names."""
+        tree, path, _ = self._writable_path(*self._parent_and_name(ino))
+        file = self.files.get(ino)
+        fd = file.source.backing_fd if file is not None and file.source is not None else None
+        tree.change(path, fd, **changes)
+        return await self.attributes(ino)
+
+    def _parent_and_name(self, ino: Ino) -> tuple[Ino, bytes]:
+        if ino == ROOT:
+            raise Denied("/", "is part of the mount table")
+        row = self.inodes.get(ino).row
+        return Ino(row.parent), row.name
+
+    async def sync_directory(self, ino: Ino) -> None:
+        """Return when the names in a directory are on the disk."""
+        path = self.inodes.path(ino)
+        tree = self._tree(path)
+        if isinstance(tree, LocalTree):
+            tree.sync_directory(path)
+
+    def statfs(self, ino: Ino) -> os.statvfs_result | None:
+        """Return the figures of the disk below, None where there is none."""
+        path = self.inodes.path(ino)
+        tree = self._tree(path)
+        return tree.statfs(path) if isinstance(tree, LocalTree) else None
+
+
+def _row(parent: Ino, name: bytes, node: Node) -> Row:
+    return Row(parent, name, node.kind, node.identity, node.version, node.mode, node.uid, node.gid, node.nlink, node.target)
+
+
+def _node_of(row: Row) -> Node:
+    return Node(row.kind, row.identity, row.version, row.mode, row.uid, row.gid, row.nlink, row.target)

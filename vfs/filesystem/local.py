@@ -1,0 +1,274 @@
+"""A directory of this host as a tree: system calls in the worker, no message to anybody.
+
+Costs 2-5 us a call on a local disk. A directory on a hanging network mount would hang the worker: such a place belongs
+behind a site of the agent.
+
+Identity. Read only, an object is (device, inode, size, mtime): what was rewritten in place is another object, with another
+inode in the mount. Writable, it is (device, inode): it changes through the mount while it is open, as POSIX has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+
+from vfs.errors import Denied, ReadOnly, Stale, Unavailable
+from vfs.filesystem.scratch import scratch
+from vfs.filesystem.tree import Buffer, Child, Node
+from vfs.model import Kind, LakePath, Version
+from vfs.namespace.mounts import MountPoint
+from vfs.oserrors import Translated, meaning_of
+
+TTL_S = 1.0
+"""How long the kernel believes names and attributes of a local directory: what `ls` twice in a second costs nothing."""
+_LISTING_BYTES = 64 << 10
+_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
+_libc = ctypes.CDLL(None, use_errno=True)
+_DIRENT = struct.Struct("=QqHB")  # struct linux_dirent64: inode, position after it, record length, type; then the name
+
+
+class LocalTree:
+    """The directory `point.local_root`.
+
+    Attributes:
+        ttl_s, writable: see `Tree`.
+    """
+
+    ttl_s = TTL_S
+
+    def __init__(self, point: MountPoint) -> None:
+        assert point.local_root is not None
+        self._point = point
+        self._root = os.fsencode(point.local_root)
+        self.writable = point.writable
+
+    def host_path(self, path: LakePath) -> bytes:
+        """Return where the object lies on this host."""
+        below = os.fsencode(self._point.below(path))
+        return self._root + b"/" + below if below else self._root
+
+    async def lookup(self, path: LakePath) -> Node:
+        return self.node(self.host_path(path), path)
+
+    def node(self, host_path: bytes, subject: str) -> Node:
+        """Return the attributes of the object at `host_path`."""
+        with Translated(subject):
+            found = os.lstat(host_path)
+            target = os.readlink(host_path) if stat.S_ISLNK(found.st_mode) else b""
+        return self._node(found, os.fsdecode(target))
+
+    def _node(self, found: os.stat_result, target: str = "") -> Node:
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.FILE)
+        identity = f"{found.st_dev}:{found.st_ino}"
+        if kind is Kind.FILE and not self.writable:
+            identity += f":{found.st_size}:{found.st_mtime_ns}"
+        version = Version(found.st_size, found.st_mtime_ns)
+        return Node(
+            kind, identity, version, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, target, found.st_blocks
+        )
+
+    async def open_directory(self, path: LakePath) -> LocalDirectory:
+        with Translated(path):
+            return LocalDirectory(self, os.open(self.host_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+    async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> LocalSource:
+        if write and not self.writable:
+            raise ReadOnly(path, "lies on a mount that is not writable")
+        flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        host_path = self.host_path(path)
+        try:
+            fd = os.open(host_path, flags)
+        except PermissionError as exc:
+            if write or not self.writable:
+                raise Denied(path, "the local disk refuses access") from exc
+            fd = os.open(host_path, (flags & ~os.O_RDWR) | os.O_RDONLY)
+        except OSError as exc:
+            raise meaning_of(exc, path) from exc
+        source = LocalSource(fd, path)
+        if self._node(os.fstat(fd)).identity != identity:
+            source.close()
+            raise Stale(path, "was replaced")
+        return source
+
+    # Changes. The mount's kernel side has checked permissions (default_permissions); owners are the caller's.
+
+    def make_file(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
+        """Create an empty file; `AlreadyExists` where the name is taken."""
+        with Translated(path):
+            fd = os.open(self.host_path(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                _own(fd, owner)
+                os.fchmod(fd, stat.S_IMODE(mode))
+            finally:
+                os.close(fd)
+
+    def make_directory(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
+        """Create an empty directory."""
+        host_path = self.host_path(path)
+        with Translated(path):
+            os.mkdir(host_path, 0o700)
+            _own(host_path, owner)
+            os.chmod(host_path, stat.S_IMODE(mode) | (os.stat(host_path).st_mode & stat.S_ISGID))
+
+    def make_symlink(self, path: LakePath, target: bytes, owner: tuple[int, int]) -> None:
+        """Create a symlink; `target` is taken as it is."""
+        host_path = self.host_path(path)
+        with Translated(path):
+            os.symlink(target, host_path)
+            _own(host_path, owner)
+
+    def make_link(self, path: LakePath, new_path: LakePath) -> None:
+        """Create a hard link."""
+        with Translated(new_path):
+            os.link(self.host_path(path), self.host_path(new_path), follow_symlinks=False)
+
+    def remove(self, path: LakePath, *, directory: bool) -> None:
+        """Unlink a file or remove an empty directory."""
+        with Translated(path):
+            (os.rmdir if directory else os.unlink)(self.host_path(path))
+
+    def rename(self, path: LakePath, new_path: LakePath, flags: int) -> None:
+        """Rename; `flags` as in renameat2."""
+        source, target = self.host_path(path), self.host_path(new_path)
+        with Translated(path):
+            if not flags:
+                os.rename(source, target)
+            elif _libc.renameat2(-100, source, -100, target, flags):  # -100: AT_FDCWD, the paths are absolute
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+
+    def change(
+        self,
+        path: LakePath,
+        fd: int | None,
+        *,
+        size: int | None = None,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> None:
+        """Change what is not None, through `fd` where the file is open: it may have lost its name."""
+        target = self.host_path(path) if fd is None else fd
+        with Translated(path):
+            if uid is not None or gid is not None:
+                _chown(target, -1 if uid is None else uid, -1 if gid is None else gid)
+            if mode is not None:
+                os.chmod(target, stat.S_IMODE(mode))
+            if size is not None:
+                os.truncate(target, size)
+            if atime_ns is not None or mtime_ns is not None:
+                now = os.stat(target, follow_symlinks=False) if fd is None else os.fstat(fd)
+                atime_ns = now.st_atime_ns if atime_ns is None else atime_ns
+                mtime_ns = now.st_mtime_ns if mtime_ns is None else mtime_ns
+                os.utime(target, ns=(atime_ns, mtime_ns), **_links_themselves(target))
+
+    def sync_directory(self, path: LakePath) -> None:
+        """Return when the directory's names are on the disk."""
+        with Translated(path):
+            fd = os.open(self.host_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def statfs(self, path: LakePath) -> os.statvfs_result:
+        """Return the figures of the file system below."""
+        with Translated(path):
+            return os.statvfs(self.host_path(path))
+
+
+def _own(target: int | bytes, owner: tuple[int, int]) -> None:
+    """Give the new object to the caller; an ordinary user's mount can't and need not."""
+    if owner != (os.geteuid(), os.getegid()):
+        _chown(target, *owner)
+
+
+def _chown(target: int | bytes, uid: int, gid: int) -> None:
+    os.chown(target, uid, gid, **_links_themselves(target))
+
+
+def _links_themselves(target: int | bytes) -> dict[str, bool]:
+    """Return the argument that keeps a call from following a symlink; descriptors take none."""
+    return {"follow_symlinks": False} if isinstance(target, bytes) else {}
+
+
+class LocalSource:
+    """An open file of this host. Always complete; whether it may be mapped is the kernel's business."""
+
+    def __init__(self, fd: int, subject: str) -> None:
+        self._fd = fd
+        self._subject = subject
+
+    @property
+    def backing_fd(self) -> int | None:
+        return self._fd
+
+    async def read(self, offset: int, length: int) -> Buffer:
+        # Never from a map of the file: truncated under us that would be a SIGBUS.
+        buffer = scratch(length)[:length]
+        with Translated(self._subject):
+            count = os.preadv(self._fd, [buffer], offset)
+        return buffer[:count]
+
+    async def write(self, offset: int, content: Buffer) -> int:
+        with Translated(self._subject):
+            return os.pwrite(self._fd, content, offset)
+
+    async def sync(self) -> None:
+        with Translated(self._subject):
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class LocalDirectory:
+    """A directory stream whose positions are the file system's own, so that another worker can go on from one.
+
+    os.scandir hides the positions; getdents64 gives them, and the stream needs no memory however long it is.
+    """
+
+    def __init__(self, tree: LocalTree, fd: int, subject: LakePath) -> None:
+        self._tree = tree
+        self._fd = fd
+        self._subject = subject
+        self._buffer = ctypes.create_string_buffer(_LISTING_BYTES)
+
+    async def read(self, position: int) -> list[Child]:
+        os.lseek(self._fd, position, os.SEEK_SET)
+        while True:
+            count = _libc.getdents64(self._fd, self._buffer, _LISTING_BYTES)
+            if count < 0:
+                raise Unavailable(self._subject, os.strerror(ctypes.get_errno()).lower())
+            if count == 0:
+                return []
+            found = [child for child in map(self._child, self._records(count)) if child is not None]
+            if found:
+                return found
+
+    def _records(self, count: int) -> list[tuple[bytes, int]]:
+        raw, at, records = self._buffer.raw[:count], 0, []
+        while at < count:
+            _, position, length, _ = _DIRENT.unpack_from(raw, at)
+            name = raw[at + _DIRENT.size : at + length].split(b"\0", 1)[0]
+            records.append((name, position))
+            at += length
+        return records
+
+    def _child(self, record: tuple[bytes, int]) -> Child | None:
+        name, position = record
+        if name in (b".", b".."):
+            return None
+        try:
+            found = os.lstat(name, dir_fd=self._fd)  # type: ignore[call-overload]
+            target = os.readlink(name, dir_fd=self._fd) if stat.S_ISLNK(found.st_mode) else b""
+        except OSError:  # removed since it was listed
+            return None
+        return Child(name, self._tree._node(found, os.fsdecode(target)), position)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,305 @@
+"""A remote origin as a tree: answered from the catalog and the cache, else from the agent.
+
+What was listed or read before costs no message and goes on while the agent or the origin is away. Bytes never come over the
+socket: the agent puts them into the cache, the worker reads and checks them there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+
+from vfs import wire
+from vfs.clock import Clock
+from vfs.errors import Corrupt, DeadlineExceeded, NotADirectory, NotFound, ReadOnly, Stale, Unavailable
+from vfs.extents.layout import BLOCK
+from vfs.extents.reader import BrokenBlock, CachedObject
+from vfs.filesystem.agent import AgentClient
+from vfs.filesystem.scratch import scratch
+from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node
+from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, object_key, split
+from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
+from vfs.namespace.mounts import MountPoint
+
+log = logging.getLogger(__name__)
+_PAGE_ENTRIES = 512
+_REREADS_MAX = 3
+"""Times that a block which fails its digest is fetched again before the read fails."""
+_TYPE_BITS = {Kind.FILE: FILE_MODE, Kind.DIRECTORY: DIRECTORY_MODE, Kind.SYMLINK: LINK_MODE}
+
+
+class RemoteTree:
+    """The objects below a mount point whose origin is not on this host.
+
+    Args:
+        cache_root: the store's directory; objects that are complete there are opened without asking the agent.
+        objects: bounds the descriptors of cached objects that are open in page-cache mode.
+    """
+
+    writable = False
+
+    def __init__(
+        self,
+        point: MountPoint,
+        *,
+        agent: AgentClient,
+        catalog: Catalog,
+        cache_root: str,
+        objects: OpenObjects,
+        clock: Clock,
+        ttl_s: float,
+        owner: tuple[int, int],
+    ) -> None:
+        self._point = point
+        self._agent = agent
+        self._catalog = catalog
+        self._cache_root = cache_root
+        self._objects = objects
+        self._clock = clock
+        self.ttl_s = ttl_s
+        self._owner = owner
+
+    async def lookup(self, path: LakePath) -> Node:
+        """Return what the origin says, or what it said last where it can't be asked now."""
+        if not can_posix_carry(split(path)[1]) and path:
+            raise NotFound(path, "no origin can hold a name that is not UTF-8")
+        known = self._catalog.known(path)
+        if known is not None and self._is_fresh(path, known):
+            return self._node_or_not_found(path, known.entry)
+        if known is None and self._is_listed_without(path):
+            raise NotFound(path)
+        try:
+            found = await self._agent.call(wire.Stat(path), wire.Found, path)
+        except (Unavailable, DeadlineExceeded):
+            if known is None or known.entry is None:
+                raise
+            log.debug("%s: origin away, serving what it said before", path)
+            return self._node(known.entry)
+        return self._node_or_not_found(path, found.entry)
+
+    def _is_fresh(self, path: LakePath, known: Known) -> bool:
+        listing = self._catalog.listing(LakePath(split(path)[0]))
+        if listing is not None and listing.complete and listing.begun_ns > known.seen_ns:
+            return False  # a later listing did not have it
+        return self._clock.wall_ns() - known.seen_ns < self.ttl_s * 1e9
+
+    def _is_listed_without(self, path: LakePath) -> bool:
+        listing = self._catalog.listing(LakePath(split(path)[0]))
+        return listing is not None and listing.complete and self._is_current(listing)
+
+    def _is_current(self, listing: Listing) -> bool:
+        return self._clock.wall_ns() - listing.begun_ns < self.ttl_s * 1e9
+
+    def _node_or_not_found(self, path: LakePath, entry: Entry | None) -> Node:
+        if entry is None:
+            raise NotFound(path)
+        return self._node(entry)
+
+    def _node(self, entry: Entry) -> Node:
+        version = entry.version
+        identity = f"{version.size}:{version.mtime_ns}:{version.etag}:{version.generation}"
+        mode = _TYPE_BITS[entry.kind] if entry.mode is None else (_TYPE_BITS[entry.kind] & ~0o7777) | (entry.mode & 0o555)
+        if entry.kind is Kind.DIRECTORY:
+            identity = "directory"
+            mode |= 0o555
+        return Node(entry.kind, identity, version, mode, *self._owner, target=entry.target)
+
+    async def open_directory(self, path: LakePath) -> RemoteDirectory:
+        listing = self._catalog.listing(path)
+        if listing is None or not self._is_current(listing):
+            try:
+                await self._agent.call(wire.List(path, 0, 0), wire.Listed, path)
+            except (Unavailable, DeadlineExceeded):
+                if listing is None or not (listing.complete or listing.previous):
+                    raise
+        return RemoteDirectory(path, self._catalog, self._agent, self._node)
+
+    async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> ObjectSource:
+        if write:
+            raise ReadOnly(path, "remote origins can't be written yet", "mount a local site with writable = true")
+        key = object_key(self._point.site, self._point.site_path(path), version)
+        source = ObjectSource(path, key, version, self._agent, self._objects)
+        if not source.open_complete(self._cache_root):
+            await source.open_with_agent()
+        return source
+
+
+class OpenObjects:
+    """Cached objects that are open, least recently read first to be closed when there are too many descriptors."""
+
+    def __init__(self, open_max: int) -> None:
+        self._open_max = open_max
+        self._objects: OrderedDict[ObjectKey, CachedObject] = OrderedDict()
+
+    def get(self, key: ObjectKey, root: str) -> CachedObject:
+        """Return the open object, opening it if need be.
+
+        Raises:
+            NotFound: it is not in that store (any more).
+            Corrupt: its digest file can't be used.
+        """
+        found = self._objects.get(key)
+        if found is not None and found.root == root:
+            self._objects.move_to_end(key)
+            return found
+        self.drop(key)
+        self._objects[key] = opened = CachedObject.open(root, key)
+        while len(self._objects) > self._open_max:
+            self._objects.popitem(last=False)[1].close()
+        return opened
+
+    def drop(self, key: ObjectKey) -> None:
+        """Close the object if it is open."""
+        found = self._objects.pop(key, None)
+        if found is not None:
+            found.close()
+
+
+class ObjectSource:
+    """One version of a remote object, read from the cache and filled by the agent.
+
+    Attributes:
+        root: the store that holds it, "" before the agent was asked.
+        pinned: the agent keeps it from being evicted for us.
+    """
+
+    def __init__(self, path: LakePath, key: ObjectKey, version: Version, agent: AgentClient, objects: OpenObjects) -> None:
+        self._path = path
+        self._key = key
+        self._version = version
+        self._agent = agent
+        self._objects = objects
+        self._backing_fd: int | None = None
+        self._connection = -1
+        self.root = ""
+
+    @property
+    def backing_fd(self) -> int | None:
+        return self._backing_fd
+
+    def open_complete(self, cache_root: str) -> bool:
+        """Open the object if it lies sealed in the cache; return whether it did."""
+        try:
+            found = self._objects.get(self._key, cache_root)
+        except (NotFound, Corrupt):
+            return False
+        if found.gone() or not found.sealed():
+            self._objects.drop(self._key)
+            return False
+        self.root = cache_root
+        self._backing_fd = os.dup(found.fileno())
+        return True
+
+    async def open_with_agent(self) -> None:
+        """Have the agent prepare the object and keep it."""
+        opened = await self._agent.call(wire.OpenObject(self._path, self._version), wire.Opened, self._path)
+        self._connection = self._agent.connections
+        self.root = opened.root
+
+    async def read(self, offset: int, length: int) -> Buffer:
+        length = min(length, self._version.size - offset)
+        if length <= 0:
+            return b""
+        for _ in range(_REREADS_MAX + 1):
+            try:
+                cached = self._objects.get(self._key, self.root)
+                gap = cached.missing(offset, length)
+                if gap is None:
+                    found = cached.read(offset, length, scratch(length + 2 * BLOCK))
+                    if found is not None:
+                        return found
+                    gap = offset, length  # evicted between the two looks
+                await self._need(*gap)
+                if cached.gone():
+                    self._objects.drop(self._key)
+            except (NotFound, Corrupt) as exc:
+                self._objects.drop(self._key)
+                await self._repair(exc, offset, length)
+        raise Corrupt(self._path, f"bytes {offset}+{length} keep failing their digest", "check the cache disk")
+
+    async def _need(self, offset: int, length: int, broken: int = -1) -> None:
+        if self._connection != self._agent.connections:
+            await self.open_with_agent()  # another agent knows nothing of our objects
+        call = wire.Need(self._key, offset, length, broken)
+        ready = await self._agent.call(call, wire.Ready, self._path)
+        if ready.root != self.root:
+            self._objects.drop(self._key)
+            self.root = ready.root
+
+    async def _repair(self, error: NotFound | Corrupt, offset: int, length: int) -> None:
+        if isinstance(error, BrokenBlock):
+            log.warning("%s: block %s fails its digest, fetching it again", self._path, error.index)
+            await self._need(offset, length, error.index)
+        else:
+            log.warning("%s: cache entry can't be used, making it anew: %s", self._path, error)
+            await self.open_with_agent()
+
+    async def write(self, offset: int, content: Buffer) -> int:
+        raise ReadOnly(self._path)
+
+    async def sync(self) -> None:
+        return
+
+    def close(self) -> None:
+        self._objects.drop(self._key)
+        if self._backing_fd is not None:
+            os.close(self._backing_fd)
+            self._backing_fd = None
+        if self._connection == self._agent.connections:
+            self._agent.tell_nowait(wire.CloseObject(self._key))
+
+
+class RemoteDirectory:
+    """A directory stream over the catalog, going on while the agent lists.
+
+    A position holds generation and place: another worker continues in the same listing.
+    """
+
+    def __init__(self, path: LakePath, catalog: Catalog, agent: AgentClient, node: Callable[[Entry], Node]) -> None:
+        self._path = path
+        self._catalog = catalog
+        self._agent = agent
+        self._node = node
+
+    async def read(self, position: int) -> list[Child]:
+        generation, place = position >> 40, position & POSITION_MAX
+        if position == 0:
+            generation = await self._first_generation()
+        while True:
+            page = self._catalog.page(self._path, generation, place, _PAGE_ENTRIES)
+            if any(page):
+                return [
+                    Child(entry.name.encode(), self._node(entry), generation << 40 | at)
+                    for at, entry in enumerate(page, place + 1)
+                    if entry is not None
+                ]
+            if page:
+                place += len(page)
+                continue
+            if await self._is_at_end(generation, place):
+                return []
+
+    async def _first_generation(self) -> int:
+        listing = self._catalog.listing(self._path)
+        if listing is None:
+            raise NotADirectory(self._path)
+        if not listing.complete and not self._agent.connected and listing.previous:
+            return listing.previous
+        return listing.generation
+
+    async def _is_at_end(self, generation: int, place: int) -> bool:
+        """Wait for more of a listing that is under way; return whether there will be none."""
+        listing = self._catalog.listing(self._path)
+        if listing is None or listing.generation != generation:
+            return True  # replaced by a later listing, or withdrawn: what we have is all there is of it
+        if listing.complete:
+            return place >= listing.count
+        listed = await self._agent.call(wire.List(self._path, generation, place), wire.Listed, self._path)
+        if listed.generation != generation:
+            raise Stale(self._path, "was listed anew while being read", "read the directory again")
+        return listed.complete and place >= listed.count
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,1 @@
+"""The fs worker: answers the kernel. The only room that knows pyfuse3, libfuse and errnos."""

@@ -1,0 +1,159 @@
+"""The fs worker's main: `python -m vfs.kernel`, started by the keeper with the connection's descriptor.
+
+Tasks of the one trio loop: the kernel's requests (pyfuse3), the line to the agent, heartbeats, signals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+
+from vfs.keeper.orphan import die_with_parent
+from vfs.kernel.passthrough import KernelPassthrough, load_shim
+
+_shim = load_shim()  # before anything imports pyfuse3
+
+import pyfuse3  # noqa: E402
+import trio  # noqa: E402
+
+from vfs import config, wire  # noqa: E402
+from vfs.clock import SystemClock  # noqa: E402
+from vfs.extents.layout import store_root  # noqa: E402
+from vfs.filesystem.agent import AgentClient  # noqa: E402
+from vfs.filesystem.filesystem import FileSystem  # noqa: E402
+from vfs.filesystem.local import LocalTree  # noqa: E402
+from vfs.filesystem.remote import OpenObjects, RemoteTree  # noqa: E402
+from vfs.filesystem.tree import Tree  # noqa: E402
+from vfs.keeper.init_codec import Negotiated  # noqa: E402
+from vfs.keeper.report import StatusPipe  # noqa: E402
+from vfs.kernel.attach import attach, serve  # noqa: E402
+from vfs.kernel.operations import Operations  # noqa: E402
+from vfs.logs import log_to  # noqa: E402
+from vfs.model import LakePath  # noqa: E402
+from vfs.namespace.catalog import Catalog  # noqa: E402
+from vfs.namespace.inodes import InodeTable  # noqa: E402
+from vfs.namespace.mounts import build_mount_table  # noqa: E402
+from vfs.rundir import RunDir  # noqa: E402
+
+log = logging.getLogger("vfs.kernel")
+_DESCRIPTORS_SPARE = 64
+_BEAT_S = 1.0
+
+
+def main() -> int:
+    """Serve until the connection ends or SIGTERM comes; return the exit status."""
+    args = _parse(sys.argv[1:])
+    die_with_parent(args.parent_pid)
+    rundir, status = RunDir(args.run_dir), StatusPipe(args.status_fd)
+    log_to(rundir.log("worker"), os.environ.get("FOREMOUNT_LOG", "INFO"))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    try:
+        trio.run(_Worker(args, rundir, status).run)
+    except Exception as exc:
+        log.exception("worker ends")
+        status.failed(f"{type(exc).__name__}: {exc}")
+        return 1
+    return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("vfs.kernel")
+    parser.add_argument("--fuse-fd", type=int, required=True)
+    parser.add_argument("--status-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--negotiated", required=True)
+    parser.add_argument("--resend", action="store_true")
+    return parser.parse_args(argv)
+
+
+class _Worker:
+    """Builds the rooms and runs the tasks. Teardown is the reverse of construction."""
+
+    def __init__(self, args: argparse.Namespace, rundir: RunDir, status: StatusPipe) -> None:
+        self._args = args
+        self._rundir = rundir
+        self._status = status
+        self._config = config.load(args.config)
+        self._negotiated = Negotiated.from_text(args.negotiated)
+        self._passthrough = KernelPassthrough(args.fuse_fd, negotiated=self._negotiated.passthrough, shim=_shim)
+        self._open_max = _raise_descriptor_limit() - _DESCRIPTORS_SPARE
+        self._agent = AgentClient(rundir.agent_socket, self._hello, deadline_s=self._config.limits.origin_deadline)
+
+    def _hello(self) -> wire.Hello:
+        return wire.Hello(os.getpid(), self._passthrough.enabled, self._passthrough.why_not)
+
+    async def run(self) -> None:
+        os.makedirs(self._rundir.public, exist_ok=True)
+        mounts = build_mount_table(self._config, self._rundir.public)
+        objects = OpenObjects(max(self._open_max // 4, 16))
+        with contextlib.ExitStack() as stack:
+            inodes = InodeTable(self._rundir.inodes, fresh=not self._args.resend)
+            stack.callback(inodes.close)
+            catalog = Catalog(os.path.join(store_root(self._config.cache.directory), "catalog.lmdb"))
+            stack.callback(catalog.close)
+            owner = (os.getuid(), os.getgid())
+            trees: dict[LakePath, Tree] = {}
+            for point in mounts.points:
+                trees[point.prefix] = (
+                    LocalTree(point)
+                    if point.local_root is not None
+                    else RemoteTree(
+                        point,
+                        agent=self._agent,
+                        catalog=catalog,
+                        cache_root=store_root(self._config.cache.directory),
+                        objects=objects,
+                        clock=SystemClock(),
+                        ttl_s=self._config.limits.listing_ttl,
+                        owner=owner,
+                    )
+                )
+            filesystem = FileSystem(
+                mounts, trees, inodes, self._passthrough, owner, time.time_ns(), open_max=max(self._open_max // 2, 16)
+            )
+            stack.callback(filesystem.close)
+            await self._serve(Operations(filesystem, self._passthrough))
+
+    async def _serve(self, operations: Operations) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._agent.run)
+            await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
+            nursery.start_soon(self._beat)
+            nursery.start_soon(_end_on_sigterm)
+            self._status.ready()
+            log.info("serving, passthrough: %s", self._passthrough.why_not or "in force")
+            await serve()
+            nursery.cancel_scope.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            await trio.sleep(_BEAT_S)
+            self._status.beat()
+
+
+async def _end_on_sigterm() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        async for _ in received:
+            pyfuse3.terminate()
+
+
+def _raise_descriptor_limit() -> int:
+    """Raise the soft limit of descriptors to the hard one and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1 << 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+    return max(soft, hard)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""What the origins said: entries and listings of remote directories, kept in LMDB.
+
+Written by the agent only; the fs worker reads it without asking, so that names which were listed cost no message, and go on
+being served while the agent or the origin is away. One transaction for each call, none across an await.
+
+    entries    directory hash + name                    -> Known
+    listings   directory hash                           -> Listing
+    order      directory hash + generation + position   -> name
+
+A listing is numbered in the order in which it arrived, under a generation of its own: a reader that stands in the middle of
+one is not disturbed by the next. The previous generation is kept until another one is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lmdb
+import msgspec
+import xxhash
+
+from vfs.model import Entry, LakePath, split
+
+FORMAT = 1
+_MAP_BYTES = 64 << 30
+GENERATION_MAX = (1 << 22) - 1
+POSITION_MAX = (1 << 40) - 1
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """One name as the origin stated it last.
+
+    Attributes:
+        entry: None where the origin said that nothing is there.
+        seen_ns: when, wall clock.
+        generation: the listing that it was seen in, 0 for a single stat.
+    """
+
+    entry: Entry | None
+    seen_ns: int
+    generation: int = 0
+
+
+class Listing(msgspec.Struct, frozen=True, array_like=True):
+    """How far a directory has been listed.
+
+    Attributes:
+        generation: counts up with every listing of the directory, from 1.
+        count: entries so far, numbered from 0.
+        complete: all are there.
+        begun_ns: when the listing was begun, wall clock: what it says is not younger.
+        previous: the last complete generation before this one, else 0.
+    """
+
+    generation: int
+    count: int
+    complete: bool
+    begun_ns: int
+    previous: int = 0
+
+
+class Catalog:
+    """Reads the catalog. Used by the fs worker; the agent's `CatalogWriter` adds the writing."""
+
+    def __init__(self, directory: str, *, readonly: bool = True) -> None:
+        self._env = lmdb.open(
+            directory, map_size=_MAP_BYTES, max_dbs=4, max_readers=64, readonly=readonly, sync=False, metasync=False,
+            writemap=not readonly, map_async=not readonly,
+        )  # fmt: skip
+        self._entries = self._env.open_db(b"entries", create=not readonly)
+        self._listings = self._env.open_db(b"listings", create=not readonly)
+        self._order = self._env.open_db(b"order", create=not readonly)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def known(self, path: LakePath) -> Known | None:
+        """Return what was last said about `path`, or None where nothing ever was."""
+        parent, name = split(path)
+        with self._env.begin(db=self._entries) as txn:
+            raw = txn.get(_directory(parent) + name.encode())
+        return None if raw is None else _known.decode(raw)
+
+    def listing(self, path: LakePath) -> Listing | None:
+        """Return how far directory `path` has been listed, or None where it never was."""
+        with self._env.begin(db=self._listings) as txn:
+            raw = txn.get(_directory(path))
+        return None if raw is None else _listing.decode(raw)
+
+    def page(self, path: LakePath, generation: int, position: int, limit: int) -> list[Entry | None]:
+        """Return up to `limit` entries of one generation from `position` on, in listing order.
+
+        Names whose entry has meanwhile been replaced come with what is known now. A name that is gone is None: it still
+        takes its position.
+        """
+        start = _position(path, generation, position)
+        prefix = start[:20]
+        found: list[Entry | None] = []
+        with self._env.begin() as txn, txn.cursor(self._order) as cursor:
+            if not cursor.set_range(start):
+                return []
+            for key, name in cursor:
+                if len(found) >= limit or not key.startswith(prefix):
+                    break
+                raw = txn.get(prefix[:16] + name, db=self._entries)
+                found.append(_known.decode(raw).entry if raw is not None else None)
+        return found
+
+
+class CatalogWriter(Catalog):
+    """The agent's side. Not thread safe: belongs to the agent's loop."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory, readonly=False)
+        self._env.reader_check()  # slots of processes that were killed
+
+    def put(self, path: LakePath, known: Known) -> None:
+        """Store what was said about one path."""
+        parent, name = split(path)
+        with self._env.begin(write=True, db=self._entries) as txn:
+            txn.put(_directory(parent) + name.encode(), _encoder.encode(known))
+
+    def begin_listing(self, path: LakePath, now_ns: int) -> Listing:
+        """Open a new generation for directory `path` and return it; the one before the last complete one goes."""
+        with self._env.begin(write=True) as txn:
+            raw = txn.get(_directory(path), db=self._listings)
+            old = _listing.decode(raw) if raw is not None else None
+            previous = 0
+            if old is not None:
+                previous = old.generation if old.complete else old.previous
+                for generation in {old.generation, old.previous} - {previous, 0}:
+                    self._drop_generation(txn, path, generation)
+            last = old.generation if old is not None else 0
+            begun = Listing(last % GENERATION_MAX + 1, 0, complete=False, begun_ns=now_ns, previous=previous)
+            txn.put(_directory(path), _encoder.encode(begun), db=self._listings)
+        return begun
+
+    def extend_listing(self, path: LakePath, listing: Listing, entries: Sequence[Entry], now_ns: int) -> Listing:
+        """Append a page and return the listing with its new count."""
+        directory = _directory(path)
+        grown = msgspec.structs.replace(listing, count=listing.count + len(entries))
+        with self._env.begin(write=True) as txn:
+            for position, entry in enumerate(entries, listing.count):
+                name = entry.name.encode()
+                txn.put(directory + name, _encoder.encode(Known(entry, now_ns, listing.generation)), db=self._entries)
+                txn.put(_position(path, listing.generation, position), name, db=self._order)
+            txn.put(directory, _encoder.encode(grown), db=self._listings)
+        return grown
+
+    def complete_listing(self, path: LakePath, listing: Listing) -> Listing:
+        """Mark the listing complete; names that the previous one had and this one has not are gone."""
+        done = msgspec.structs.replace(listing, complete=True)
+        directory = _directory(path)
+        with self._env.begin(write=True) as txn:
+            for name in list(self._names(txn, path, listing.previous)) if listing.previous else []:
+                raw = txn.get(directory + name, db=self._entries)
+                if raw is not None and _known.decode(raw).generation == listing.previous:
+                    txn.delete(directory + name, db=self._entries)
+            txn.put(directory, _encoder.encode(done), db=self._listings)
+        return done
+
+    def abandon_listing(self, path: LakePath, listing: Listing) -> None:
+        """Take back a listing that failed: the previous complete one is in force again."""
+        with self._env.begin(write=True) as txn:
+            self._drop_generation(txn, path, listing.generation)
+            if listing.previous:
+                count = sum(1 for _ in self._names(txn, path, listing.previous))
+                old = Listing(listing.previous, count, complete=True, begun_ns=0)
+                txn.put(_directory(path), _encoder.encode(old), db=self._listings)
+            else:
+                txn.delete(_directory(path), db=self._listings)
+
+    def _names(self, txn: Any, path: LakePath, generation: int) -> Iterator[bytes]:
+        prefix = _position(path, generation, 0)[:20]
+        with txn.cursor(self._order) as cursor:
+            if cursor.set_range(prefix):
+                for key, name in cursor:
+                    if not key.startswith(prefix):
+                        return
+                    yield name
+
+    def _drop_generation(self, txn: Any, path: LakePath, generation: int) -> None:
+        prefix = _position(path, generation, 0)[:20]
+        with txn.cursor(self._order) as cursor:
+            while cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                cursor.delete()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_known = msgspec.msgpack.Decoder(Known)
+_listing = msgspec.msgpack.Decoder(Listing)
+
+
+def _directory(path: LakePath) -> bytes:
+    return xxhash.xxh3_128_digest(path.encode())
+
+
+def _position(path: LakePath, generation: int, position: int) -> bytes:
+    return _directory(path) + generation.to_bytes(4, "big") + position.to_bytes(8, "big")
