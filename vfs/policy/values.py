@@ -1,0 +1,227 @@
+"""The values that rules set: types, units, defaults with their origin, and when a change takes effect.
+
+Pure: no I/O, no clock. `Values` is the one table of them: the documents' parser, `policies/README.md` and the JSON Schema
+are all derived from its fields.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import typing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from vfs.policy.written import (
+    NEAREST,
+    ORIGIN,
+    FetchSize,
+    Hedge,
+    Names,
+    Rate,
+    SiteOrder,
+    Staleness,
+    duration_text,
+    size_text,
+)
+from vfs.units import Bytes, Seconds
+
+
+class Effect(enum.StrEnum):
+    """When a changed value holds for what is already running."""
+
+    NEXT_OPEN = "next open"
+    AT_ONCE = "at once"
+
+
+class About(msgspec.Struct, frozen=True):
+    """What people must know of a value.
+
+    Attributes:
+        text: what it does.
+        unit: how it is written.
+        effect: when a change takes effect.
+        why: where its default comes from.
+    """
+
+    text: str
+    unit: str
+    effect: Effect
+    why: str
+
+
+_NEXT, _ONCE = Effect.NEXT_OPEN, Effect.AT_ONCE
+
+
+class Values(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that rules decide about one access."""
+
+    staleness: Annotated[
+        Staleness,
+        About(
+            "When the origin is asked again whether the object is still the same version. An open file never changes.",
+            "immutable, close-to-open, ttl=DURATION or pinned=SNAPSHOT",
+            _NEXT,
+            "one question a minute for each object costs no training job anything; asking at each open costs a round trip",
+        ),
+    ] = Staleness("ttl=60s")
+    listing_ttl: Annotated[
+        Seconds,
+        About("How long a directory's listing is believed.", "duration", _NEXT, "limits.listing_ttl of foremount.toml"),
+    ] = Seconds(60.0)
+    sites: Annotated[
+        SiteOrder,
+        About(
+            "Which sites serve, first to last: names, origin, and nearest for every other site with a replica.",
+            "list of site names",
+            _NEXT,
+            "a replica is there because it is nearer than the origin",
+        ),
+    ] = SiteOrder([NEAREST, ORIGIN])
+    residency: Annotated[
+        Names,
+        About(
+            "Labels, one of which a site must carry to hold a copy. Empty: any site may.",
+            "list of labels",
+            _NEXT,
+            "without a duty to keep data somewhere there is nothing to limit",
+        ),
+    ] = Names([])
+    prefetch: Annotated[
+        Literal["off", "sequential", "tensor", "whole"],
+        About(
+            "What is fetched before it is asked for: nothing, what follows in the file, the tensors that follow in the "
+            "header's order, or the whole file at open.",
+            "off, sequential, tensor or whole",
+            _NEXT,
+            "right for every format that is read front to back, harmless for the others",
+        ),
+    ] = "sequential"
+    read_ahead: Annotated[
+        Bytes,
+        About(
+            "How far prefetch runs ahead of one reader at most.",
+            "size",
+            _NEXT,
+            "5 Gbit/s over a round trip of 100 ms are 64 MB in flight",
+        ),
+    ] = Bytes(64 << 20)
+    fetch_size: Annotated[
+        FetchSize,
+        About(
+            "Smallest and largest request to a site. Reads near each other are merged up to the largest.",
+            "SIZE..SIZE, 64KiB or more",
+            _NEXT,
+            "at 100 ms and 1 Gbit/s per connection, 12 MB spend as long on the wire as waiting for the first byte",
+        ),
+    ] = FetchSize("1MiB..16MiB")
+    cache: Annotated[
+        Literal["keep", "normal", "stream", "none"],
+        About(
+            "What becomes of fetched bytes: dropped last, dropped when least recently used, dropped once read, or not "
+            "kept on disk at all.",
+            "keep, normal, stream or none",
+            _NEXT,
+            "least recently used suits what nobody knows more about",
+        ),
+    ] = "normal"
+    write_durability: Annotated[
+        Literal["local", "remote"],
+        About(
+            "What fsync and close wait for: this host's disk (uploaded afterwards), or the origin.",
+            "local or remote",
+            _NEXT,
+            "who calls fsync and is not told otherwise expects the data to survive the host",
+        ),
+    ] = "remote"
+    sample_fallback: Annotated[
+        Literal["raw", "error"],
+        About(
+            "What a transformed sample that is not ready in time becomes: the raw bytes, or an error.",
+            "raw or error",
+            _NEXT,
+            "slower but right: the reader runs its own transform",
+        ),
+    ] = "raw"
+    deadline: Annotated[
+        Seconds,
+        About(
+            "A system call that waits for a site fails with EIO after this.",
+            "duration",
+            _ONCE,
+            "limits.origin_deadline of foremount.toml",
+        ),
+    ] = Seconds(60.0)
+    hedge: Annotated[
+        Hedge,
+        About(
+            "When a slow request is also sent to the next site.",
+            "off, after=DURATION or after=FACTOR*p95",
+            _ONCE,
+            "costs origin traffic: on only where an admin wants it",
+        ),
+    ] = Hedge("off")
+    memory: Annotated[
+        Bytes,
+        About(
+            "Bytes in flight at most, shared by all traffic that gets this value from the same rule.",
+            "size",
+            _ONCE,
+            "limits.memory of foremount.toml",
+        ),
+    ] = Bytes(256 << 20)
+    bandwidth: Annotated[
+        Rate,
+        About(
+            "Traffic with one site at most, shared by all traffic that gets this value from the same rule.",
+            "SIZE/s or unlimited",
+            _ONCE,
+            "only the admin knows whose link it is",
+        ),
+    ] = Rate("unlimited")
+
+
+def _abouts() -> dict[str, About]:
+    hints = typing.get_type_hints(Values, include_extras=True)
+    return {field: hints[field].__metadata__[0] for field in Values.__struct_fields__}
+
+
+VALUES: dict[str, About] = _abouts()
+"""What people must know of each value, by name, in the order of the table."""
+DEFAULTS = Values()
+
+
+if TYPE_CHECKING:
+
+    class Settings(msgspec.Struct, frozen=True):
+        """The values that one rule sets; None where it leaves a value alone."""
+
+else:
+    Settings = msgspec.defstruct(
+        "Settings",
+        [
+            (field.name, Annotated[field.type, msgspec.Meta(description=VALUES[field.name].text)] | None, None)
+            for field in msgspec.structs.fields(Values)
+        ],
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
+
+
+def settings_of(settings: Settings) -> dict[str, Any]:
+    """Return what is set, by name."""
+    return {name: value for name, value in msgspec.structs.asdict(settings).items() if value is not None}
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a document would state it, without quotes."""
+    if isinstance(value, Rate):
+        return "unlimited" if math.isinf(value) else f"{size_text(int(value))}/s"
+    if isinstance(value, Bytes):
+        return size_text(value)
+    if isinstance(value, Seconds):
+        return duration_text(value)
+    if isinstance(value, tuple):
+        return ", ".join(value) or "(none)"
+    return str(value)
