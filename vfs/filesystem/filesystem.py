@@ -247,15 +247,17 @@ class FileSystem:
 
     def _back(self, inode: Inode, file: OpenFile) -> None:
         """Give the kernel the backing file, unless it has it: one inode has one id for as long as a handle may live."""
+        source = file.source
+        assert source is not None, "only a file that is in passthrough has none"
         if inode.row.backing:
             file.backing = inode.row.backing
-        elif self.passthrough.enabled and file.source.backing_fd is not None:
-            file.backing = self.passthrough.register(file.source.backing_fd)
+        elif self.passthrough.enabled and source.backing_fd is not None:
+            file.backing = self.passthrough.register(source.backing_fd)
             if file.backing:
                 inode.row.backing = file.backing
                 self.inodes.save(inode)
-        if file.backing and file.source is not None and (not self._is_writable(inode) or len(self.files) > self.open_max):
-            file.source.close()
+        if file.backing and (not self._is_writable(inode) or len(self.files) > self.open_max):
+            source.close()
             file.source = None
 
     def _is_writable(self, inode: Inode) -> bool:

@@ -164,7 +164,7 @@ class LocalTree:
                 now = os.stat(target, follow_symlinks=False) if fd is None else os.fstat(fd)
                 atime_ns = now.st_atime_ns if atime_ns is None else atime_ns
                 mtime_ns = now.st_mtime_ns if mtime_ns is None else mtime_ns
-                os.utime(target, ns=(atime_ns, mtime_ns), **_links_themselves(target))
+                os.utime(target, None, ns=(atime_ns, mtime_ns), **_links_themselves(target))
 
     def sync_directory(self, path: LakePath) -> None:
         """Return when the directory's names are on the disk."""
@@ -264,7 +264,7 @@ class LocalDirectory:
         if name in (b".", b".."):
             return None
         try:
-            found = os.lstat(name, dir_fd=self._fd)  # type: ignore[call-overload]
+            found = os.lstat(name, dir_fd=self._fd)
             target = os.readlink(name, dir_fd=self._fd) if stat.S_ISLNK(found.st_mode) else b""
         except OSError:  # removed since it was listed
             return None

@@ -37,7 +37,7 @@ def load_shim() -> _Shim | None:
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)
     try:
-        shim: _Shim = importlib.import_module("vfs.kernel._passthrough")  # type: ignore[assignment]
+        shim: _Shim = importlib.import_module("vfs.kernel._passthrough")
     except ImportError:
         return None
     finally:
@@ -72,7 +72,7 @@ class KernelPassthrough:
         """
         try:
             request = bytearray(_BACKING_MAP.pack(fd, 0, 0))
-            return fcntl.ioctl(self._fuse_fd, _BACKING_OPEN, request, True)
+            return int(fcntl.ioctl(self._fuse_fd, _BACKING_OPEN, request, True))
         except OSError as exc:  # for example ELOOP: the file lies on a stacked file system itself
             log.info("kernel refuses passthrough for this file: %s", exc)
             return 0

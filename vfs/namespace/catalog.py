@@ -193,7 +193,7 @@ _known = msgspec.msgpack.Decoder(Known)
 _listing = msgspec.msgpack.Decoder(Listing)
 
 
-def _directory(path: LakePath) -> bytes:
+def _directory(path: str) -> bytes:
     return xxhash.xxh3_128_digest(path.encode())
 
 

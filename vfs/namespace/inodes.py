@@ -205,7 +205,7 @@ class InodeTable:
         if self._txn is not None:
             return self._txn.get(key, db=database)  # type: ignore[no-any-return]
         with self._env.begin(db=database) as txn:
-            return txn.get(key)  # type: ignore[no-any-return]
+            return txn.get(key)
 
     def _keep(self, inode: Inode) -> Inode:
         self._hot[inode.ino] = inode
