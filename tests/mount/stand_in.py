@@ -78,6 +78,7 @@ def serve(fd: int, timeout_s: float) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fail", default="")
+    parser.add_argument("--silent-first", action="store_true", help="the first one serves but never beats")
     parser.add_argument("--hold-on", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--fuse-fd", type=int, default=-1)
     parser.add_argument("--status-fd", type=int, required=True)
@@ -95,8 +96,10 @@ def main() -> int:
     if options.resend:
         os.write(options.fuse_fd, struct.pack("<IiQ", 16, 7, 0))
     status.ready()
+    silent = options.silent_first and not options.resend
     while options.fuse_fd < 0 or serve(options.fuse_fd, 0.5):
-        status.beat()
+        if not silent:
+            status.beat()
         if options.fuse_fd < 0:
             time.sleep(0.5)
     return 0
