@@ -11,6 +11,9 @@ Both processes map the `.sums` file. The agent writes a block's bytes first and 
 digest reads the whole block and checks it, so torn writes, flipped bits, truncation and punched holes are all just a
 mismatch. There is no index to repair after a crash: every block proves itself.
 
+An object that leaves the store has its magic overwritten before its files are unlinked: who still has them open reads on,
+and learns from the header that blocks which come later lie in other files of the same name.
+
 When all blocks are there and were read back, the agent *seals* the object: the header then holds inode, mtime and ctime of
 the data file. As long as they match what fstat says nobody has touched the file since, and the kernel may serve it in
 passthrough, where no digest is checked any more.
@@ -36,6 +39,12 @@ HEADER_BYTES = 4096
 DIGEST_BYTES = 8
 _FIXED = struct.Struct("<8sIIQQqqI")
 _MAGIC = b"FMTSUMS\n"
+_SEAL = struct.Struct("<Qqq")
+SEAL_OFFSET = 24
+"""Of the seal in the header: it is written and read alone, a torn one matches no file."""
+GONE = b"FMTGONE\n"
+"""What the magic becomes when the object leaves the store."""
+assert len(GONE) == len(_MAGIC) and struct.calcsize("<8sIIQ") == SEAL_OFFSET
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +68,11 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     identity: Identity
     seal: Seal | None = None
+
+
+def store_root(directory: str) -> str:
+    """Return where the objects of this format lie in a cache directory."""
+    return f"{directory}/v{FORMAT}"
 
 
 def block_count(size: int) -> int:
@@ -99,6 +113,17 @@ def sums_path(root: str, key: ObjectKey) -> str:
 def seal_of(stat: os.stat_result) -> Seal:
     """Return the seal that matches this stat of a data file."""
     return Seal(stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def encode_seal(seal: Seal | None) -> bytes:
+    """Return the seal's bytes in the header; None is zeros."""
+    return _SEAL.pack(seal.inode, seal.mtime_ns, seal.ctime_ns) if seal else bytes(_SEAL.size)
+
+
+def decode_seal(raw: bytes) -> Seal | None:
+    """Return the seal in a header, of which `raw` is at least the first 48 bytes; None where there is none."""
+    inode, mtime_ns, ctime_ns = _SEAL.unpack_from(raw, SEAL_OFFSET)
+    return Seal(inode, mtime_ns, ctime_ns) if inode and raw[: len(_MAGIC)] == _MAGIC else None
 
 
 def encode_header(header: Header) -> bytes:
