@@ -1,0 +1,115 @@
+"""A real mount for tests and benchmarks: started and ended by the command line, as a user does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vfs.rundir import RunDir, run_dir, settle
+
+WAIT_S = 30.0
+
+
+def why_no_mount() -> str:
+    """Return why this machine can't mount as root, or ""."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if not os.path.exists("/dev/fuse"):
+        return "needs /dev/fuse"
+    return ""
+
+
+def wait_until(holds: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """Return what `holds` returned once it is true; polls, and fails after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := holds()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(0.01)
+    return found
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A mount that is up.
+
+    Attributes:
+        root: the mount point.
+        base: scratch directory that holds configuration and cache.
+    """
+
+    root: Path
+    base: Path
+    config: Path
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Return where its processes keep their state."""
+        return RunDir(run_dir(settle(str(self.root))))
+
+    def state(self) -> dict[str, Any]:
+        """Return the keeper's state file."""
+        found: dict[str, Any] = json.loads(Path(self.run_dir.state).read_text())
+        return found
+
+    def pid(self, process: str) -> int:
+        """Return the pid of "keeper", "worker" or "agent", waiting for one that is being restarted."""
+        if process == "keeper":
+            return int(self.state()["pid"])
+        return int(wait_until(lambda: self.state()[process]["pid"], f"a running {process}"))
+
+    def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a `foremount` command and return what it said."""
+        return foremount(*words, check=check)
+
+    def status(self) -> dict[str, Any]:
+        """Return `foremount status --json` of this mount."""
+        said: dict[str, Any] = json.loads(foremount("status", str(self.root), "--json", check=False).stdout)
+        return said
+
+    def log(self, process: str) -> str:
+        """Return the log of a process so far."""
+        path = Path(self.run_dir.log(process))
+        return path.read_text() if path.exists() else ""
+
+
+def foremount(*words: str, check: bool = True, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run the command line; with `check`, a status other than 0 is an assertion error with what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vfs.cli", *words], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert not check or done.returncode == 0, f"foremount {' '.join(words)}: {done.stdout}{done.stderr}"
+    return done
+
+
+@contextmanager
+def mounted(config: str, base: Path | None = None, *options: str) -> Iterator[Lake]:
+    """Mount what `config` describes and unmount at the end.
+
+    Args:
+        config: TOML; `{base}` stands for the scratch directory.
+        base: made and removed here where None.
+        options: of `foremount mount`.
+    """
+    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
+        base = Path(made) if base is None else base
+        root, file = base / "mnt", base / "foremount.toml"
+        root.mkdir(exist_ok=True)
+        file.write_text(config.replace("{base}", str(base)))
+        foremount("mount", str(file), str(root), *options)
+        lake = Lake(root, base, file)
+        try:
+            yield lake
+        finally:
+            foremount("umount", str(root), check=False)
+            if os.path.ismount(root):
+                foremount("umount", str(root), "--force")

@@ -1,0 +1,1 @@
+"""What admins touch: the API on a Unix socket, status files, metrics."""

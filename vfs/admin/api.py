@@ -1,0 +1,109 @@
+"""The admin API: HTTP on a Unix socket that only the mount's user may open.
+
+    GET  /v1/status               facts of the mount
+    GET  /v1/explain?path=P       where P comes from and why
+    POST /v1/fetch  {"paths": []} make trees local; progress as JSON lines
+    POST /v1/evict  {"paths": []} drop local copies
+    POST /v1/verify {"paths": []} check local copies; progress as JSON lines
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vfs.admin.status import Status
+from vfs.agent.local import LocalCopies, Progress
+from vfs.errors import Denied, ForemountError, NotFound, Unsupported, to_failure
+from vfs.model import LakePath
+
+_BODY_BYTES_MAX = 1 << 20
+_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Paths(msgspec.Struct, forbid_unknown_fields=True):
+    paths: list[str]
+
+
+@contextlib.asynccontextmanager
+async def serve_admin(socket_path: str, status: Status, copies: LocalCopies) -> AsyncIterator[None]:
+    """Serve until the block ends."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(socket_path)
+    runner = web.AppRunner(make_app(status, copies), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, socket_path).start()
+        os.chmod(socket_path, 0o600)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def make_app(status: Status, copies: LocalCopies) -> web.Application:
+    """Return the application; its routes are the module's table."""
+
+    async def get_status(request: web.Request) -> web.StreamResponse:
+        return _json(status.facts())
+
+    async def get_explain(request: web.Request) -> web.StreamResponse:
+        return _json(await status.explain(LakePath(request.query.get("path", "").strip("/"))))
+
+    async def post_fetch(request: web.Request) -> web.StreamResponse:
+        return await _stream(request, copies.fetch(await _paths(request)))
+
+    async def post_evict(request: web.Request) -> web.StreamResponse:
+        return _json(await copies.evict(await _paths(request)))
+
+    async def post_verify(request: web.Request) -> web.StreamResponse:
+        return await _stream(request, copies.verify(await _paths(request)))
+
+    app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors_as_json])
+    app.add_routes(
+        [
+            web.get("/v1/status", get_status),
+            web.get("/v1/explain", get_explain),
+            web.post("/v1/fetch", post_fetch),
+            web.post("/v1/evict", post_evict),
+            web.post("/v1/verify", post_verify),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ForemountError as exc:
+        failure = to_failure(exc)
+        code = next((code for kind, code in _STATUS_OF.items() if isinstance(exc, kind)), 502)
+        return _json({"error": msgspec.structs.asdict(failure)}, code)
+
+
+async def _paths(request: web.Request) -> list[LakePath]:
+    try:
+        asked = msgspec.json.decode(await request.read(), type=_Paths)
+    except msgspec.DecodeError as exc:
+        raise Unsupported("request", f"has no usable body: {exc}", 'send {"paths": ["…"]}') from exc
+    return [LakePath(path.strip("/")) for path in asked.paths]
+
+
+async def _stream(request: web.Request, records: AsyncIterator[Progress]) -> web.StreamResponse:
+    """Send records as JSON lines while they come; a client that goes away ends the work."""
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    async for record in records:
+        await response.write(msgspec.json.encode(record) + b"\n")
+    await response.write_eof()
+    return response
+
+
+def _json(value: Any, code: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=code, content_type="application/json")

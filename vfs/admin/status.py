@@ -1,0 +1,154 @@
+"""The facts of a running mount, for `foremount status`, `explain` and the files below `.foremount`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from vfs import __version__
+from vfs.agent.metadata import Metadata
+from vfs.agent.objects import Objects
+from vfs.agent.server import WorkerServer
+from vfs.config import Config
+from vfs.errors import ForemountError, NotFound, Unavailable
+from vfs.extents.counters import FetchCounters
+from vfs.extents.store import Store
+from vfs.model import LakePath, SiteName, object_key
+from vfs.namespace.mounts import MountPoint, MountTable
+
+_STATUS_EVERY_S = 1.0
+
+
+class Status:
+    """Collects facts from the rooms; keeps none."""
+
+    def __init__(
+        self,
+        config: Config,
+        mounts: MountTable,
+        stores: Mapping[str, Store],
+        metadata: Metadata,
+        objects: Objects,
+        worker: WorkerServer,
+        fetches: FetchCounters,
+    ) -> None:
+        self._config = config
+        self._mounts = mounts
+        self._stores = stores
+        self._metadata = metadata
+        self._objects = objects
+        self._worker = worker
+        self._fetches = fetches
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything that `status` prints. No secrets: site configurations are not in it."""
+        hello = self._worker.hello
+        return {
+            "version": __version__,
+            "mounts": [self._mount_facts(point) for point in self._mounts.points],
+            "worker": {
+                "connected": hello is not None,
+                "passthrough": hello is not None and hello.passthrough,
+                "why_no_passthrough": hello.why_not if hello is not None else "no worker is connected",
+                "counters": self._worker.counters,
+            },
+            "stores": {name: self._store_facts(store) for name, store in self._stores.items()},
+            "open_objects": self._objects.open_count(),
+            "fetches": asdict(self._fetches),
+            "sites": self._metadata.site_facts(),
+        }
+
+    def _mount_facts(self, point: MountPoint) -> dict[str, Any]:
+        return {
+            "prefix": "/" + point.prefix,
+            "site": point.site,
+            "root": point.root,
+            "replicas": [f"{replica.site}:{replica.root}" for replica in point.replicas],
+            "writable": point.writable,
+            "local": point.local_root is not None,
+        }
+
+    def _store_facts(self, store: Store) -> dict[str, Any]:
+        try:
+            totals = msgspec.to_builtins(store.totals())
+        except ForemountError as exc:
+            totals = {"trouble": str(exc)}
+        return {"directory": store.directory, **totals, **asdict(store.counters)}
+
+    async def explain(self, path: LakePath) -> dict[str, Any]:
+        """Return where the bytes of a path come from right now, and why.
+
+        Raises:
+            NotFound: nothing is there.
+            ForemountError: its origin can't be asked.
+        """
+        point = self._mounts.find(path)
+        if point is None:
+            raise NotFound(path, "nothing is mounted there")
+        facts: dict[str, Any] = {"mount": self._mount_facts(point)}
+        if point.local_root is not None:
+            host_path = os.path.join(point.local_root, point.below(path))
+            if not os.path.lexists(host_path):
+                raise NotFound(path)
+            return facts | {"served_from": "local site", "host_path": host_path, "mode": self._passthrough_or_cache()}
+        entry = await self._metadata.stat(path)
+        if entry is None:
+            raise NotFound(path)
+        facts |= {"kind": entry.kind, "version": msgspec.structs.asdict(entry.version)}
+        return facts | (self._object_facts(point, path, entry.version) if entry.kind == "file" else {})
+
+    def _object_facts(self, point: MountPoint, path: LakePath, version: Any) -> dict[str, Any]:
+        key = object_key(SiteName(point.site), point.site_path(path), version)
+        for name, store in self._stores.items():
+            try:
+                stored = store.stored(key)
+            except (NotFound, Unavailable):
+                continue
+            served = "complete verified copy" if stored.sealed else "cache, the rest from the origin"
+            mode = self._passthrough_or_cache() if stored.sealed else "page cache over verified blocks"
+            return {
+                "key": key,
+                "served_from": served,
+                "mode": mode,
+                "store": name,
+                "bytes_present": stored.present,
+                "held": stored.held,
+            }
+        return {"key": key, "served_from": f"origin {point.site}", "mode": "page cache over verified blocks", "bytes_present": 0}
+
+    def _passthrough_or_cache(self) -> str:
+        hello = self._worker.hello
+        if hello is not None and hello.passthrough:
+            return "kernel passthrough"
+        return f"page cache ({hello.why_not if hello is not None else 'no worker is connected'})"
+
+
+class StatusFiles:
+    """Keeps `status.json` below the mount's `.foremount` current."""
+
+    def __init__(self, directory: str, status: Status) -> None:
+        self._directory = directory
+        self._status = status
+
+    async def keep(self) -> None:
+        """Write the file anew whenever its content has changed."""
+        os.makedirs(self._directory, exist_ok=True)
+        last = b""
+        while True:
+            current = msgspec.json.format(msgspec.json.encode(self._status.facts()), indent=2) + b"\n"
+            if current != last:
+                self._write("status.json", current)
+                last = current
+            await asyncio.sleep(_STATUS_EVERY_S)
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Replace the file in one step: a reader sees the old one or the new one."""
+        path = os.path.join(self._directory, name)
+        with open(f"{path}.new", "wb") as file:
+            file.write(content)
+        os.replace(f"{path}.new", path)

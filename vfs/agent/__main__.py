@@ -1,0 +1,144 @@
+"""The agent's main: `python -m vfs.agent`, started by the keeper.
+
+Tasks of the one asyncio loop: the worker's line, the admin API, heartbeats, status files, and what the services own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable
+from typing import Any
+
+from vfs import config
+from vfs.admin.api import serve_admin
+from vfs.admin.status import Status, StatusFiles
+from vfs.agent.local import LocalCopies
+from vfs.agent.metadata import Metadata
+from vfs.agent.objects import Objects
+from vfs.agent.server import WorkerServer
+from vfs.clock import SystemClock
+from vfs.errors import ForemountError
+from vfs.extents.directory import spill_directory
+from vfs.extents.fetch import Fetcher
+from vfs.extents.store import Store
+from vfs.keeper.orphan import die_with_parent
+from vfs.keeper.report import StatusPipe
+from vfs.logs import log_to
+from vfs.model import SiteName
+from vfs.namespace.catalog import CatalogWriter
+from vfs.namespace.mounts import build_mount_table
+from vfs.rundir import RunDir
+from vfs.sites.build import build_site
+from vfs.sites.protocol import Site
+
+log = logging.getLogger("vfs.agent")
+_BEAT_S = 1.0
+_SPILL_BYTES = 64 << 20
+"""Memory that stands in for a cache disk that is full or fails: enough for the reads in flight, no more."""
+
+
+def main() -> int:
+    """Serve until SIGTERM; return the exit status."""
+    parser = argparse.ArgumentParser("vfs.agent")
+    parser.add_argument("--status-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--config", required=True)
+    args = parser.parse_args()
+    die_with_parent(args.parent_pid)
+    rundir, status = RunDir(args.run_dir), StatusPipe(args.status_fd)
+    log_to(rundir.log("agent"), os.environ.get("FOREMOUNT_LOG", "INFO"))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    try:
+        asyncio.run(_serve(config.load(args.config), rundir, status))
+    except ForemountError as exc:
+        log.error("agent ends: %s", exc)  # noqa: TRY400  # an expected failure: its sentence says it all
+        status.failed(str(exc))
+        return 1
+    except Exception as exc:
+        log.exception("agent ends")
+        status.failed(f"{type(exc).__name__}: {exc}")
+        return 1
+    return 0
+
+
+async def _serve(loaded: config.Config, rundir: RunDir, status: StatusPipe) -> None:
+    """Build the rooms, say ready, and wait for SIGTERM. Teardown is the reverse of construction."""
+    clock = SystemClock()
+    mounts = build_mount_table(loaded)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with contextlib.AsyncExitStack() as stack:
+        store = Store.open(loaded.cache.directory, loaded.cache.size)
+        stack.callback(store.close)
+        spill = Store.open(spill_directory(os.path.basename(rundir.path)), _SPILL_BYTES)
+        stack.callback(spill.close)
+        catalog = CatalogWriter(os.path.join(store.root, "catalog.lmdb"))
+        stack.callback(catalog.close)
+        sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
+        for site in sites.values():
+            stack.push_async_callback(site.close)
+        tasks = await stack.enter_async_context(_Tasks())
+        metadata = Metadata(
+            mounts, sites, catalog, clock=clock, ttl_s=lambda path: loaded.limits.listing_ttl, spawn=tasks.spawn
+        )
+        fetcher = Fetcher(mounts, sites, store, spill, memory_bytes=loaded.limits.memory, clock=clock)
+        stack.push_async_callback(fetcher.close)
+        objects = Objects(mounts, fetcher, store, spawn=tasks.spawn)
+        server = WorkerServer(metadata, objects, deadline_s=loaded.limits.origin_deadline)
+        await stack.enter_async_context(server.listening(rundir.agent_socket))
+        stores = {"cache": store, "memory": spill}
+        facts = Status(loaded, mounts, stores, metadata, objects, server, fetcher.counters)
+        copies = LocalCopies(mounts, metadata, catalog, objects, store)
+        await stack.enter_async_context(serve_admin(rundir.admin_socket, facts, copies))
+        tasks.spawn(StatusFiles(rundir.public, facts).keep())
+        tasks.spawn(_beat(status))
+        status.ready()
+        log.info("serving %s mounts over %s sites", len(mounts.points), len(sites))
+        await ended.wait()
+
+
+async def _beat(status: StatusPipe) -> None:
+    while True:
+        status.beat()
+        await asyncio.sleep(_BEAT_S)
+
+
+class _Tasks:
+    """The services' own tasks: outlive the calls that start them, end with the agent. A bug in one is logged, not fatal."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> _Tasks:
+        return self
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        """Run it until it ends or the agent does."""
+        task = asyncio.ensure_future(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("task ended by a bug")
+
+    async def __aexit__(self, *raised: Any) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Names and attributes: asks the origins once for many callers and writes what they say into the catalog.
+
+Tasks: one for each directory that is being listed; they belong to the service and outlive their callers. A single lookup is
+a stat; the second one in the same directory lists it, so that a scan costs pages and not names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from vfs import wire
+from vfs.clock import Clock
+from vfs.errors import ForemountError, NotADirectory, NotFound, Unavailable
+from vfs.model import Entry, Kind, LakePath, SiteName, Version, split
+from vfs.namespace.catalog import CatalogWriter, Known, Listing
+from vfs.namespace.mounts import MountPoint, MountTable
+from vfs.sites.protocol import Site
+
+log = logging.getLogger(__name__)
+
+LOOKUPS_BEFORE_LISTING = 2
+"""A directory in which this many names were looked up within its listing's life is listed whole."""
+_ENTRIES_FOR_LOOKUP = 10_000
+"""A lookup does not wait for more of a listing than this: in a huge directory it asks for the one name."""
+_REMEMBERED_DIRECTORIES = 10_000
+SITE_REST_S = 2.0
+"""A site that could not be reached is not asked again for this long where something older can be served instead."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A listing under way.
+
+    Attributes:
+        progress: set and replaced whenever a page has arrived, and at the end.
+        failure: why it ended early.
+    """
+
+    listing: Listing
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: ForemountError | None = None
+    finished: bool = False
+
+    def advance(self) -> None:
+        """Wake all who wait for the next step."""
+        self.progress.set()
+        self.progress = asyncio.Event()
+
+
+class Metadata:
+    """Answers stats and listings.
+
+    Invariant: a directory has at most one run; a run that failed or finished is not in `_runs`.
+    """
+
+    def __init__(
+        self,
+        mounts: MountTable,
+        sites: Mapping[SiteName, Site],
+        catalog: CatalogWriter,
+        *,
+        clock: Clock,
+        ttl_s: Callable[[LakePath], float],
+        spawn: Callable[[Awaitable[None]], None],
+    ) -> None:
+        self._mounts = mounts
+        self._sites = sites
+        self._catalog = catalog
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._spawn = spawn
+        self._runs: dict[LakePath, _Run] = {}
+        self._lookups: OrderedDict[LakePath, int] = OrderedDict()
+        self._stats: dict[LakePath, asyncio.Future[Entry | None]] = {}
+        self._resting_until_s: dict[SiteName, float] = {}
+
+    async def stat(self, path: LakePath) -> Entry | None:
+        """Return what the origin says about one path, None where it says that nothing is there.
+
+        Raises:
+            Denied, Unavailable: the origin's own failure; the catalog keeps what it said before.
+        """
+        parent = LakePath(split(path)[0])
+        point = self._point(path)
+        if point.prefix != path and self._should_list(parent):
+            found, entry = await self._stat_by_listing(parent, path)
+            if found:
+                return entry
+        under_way = self._stats.get(path)
+        if under_way is None:
+            under_way = self._stats[path] = asyncio.ensure_future(self._stat(point, path))
+            under_way.add_done_callback(lambda _: self._stats.pop(path, None))
+        return await asyncio.shield(under_way)
+
+    async def list(self, path: LakePath, generation: int, after: int) -> wire.Listed:
+        """Return how far the directory is listed, once there is more than `after`, or no more to come.
+
+        Raises:
+            NotFound, NotADirectory, Denied, Unavailable: from the origin, before the first page.
+        """
+        run = self._runs.get(path)
+        if run is None:
+            current = self._catalog.listing(path)
+            if current is not None and current.complete and (generation == current.generation or self._is_fresh(path, current)):
+                return wire.Listed(current.generation, current.count, complete=True)
+            run = self._start(path)
+        return await self._wait(run, after)
+
+    async def _wait(self, run: _Run, after: int) -> wire.Listed:
+        while not run.finished and run.listing.count <= after:
+            await run.progress.wait()
+        if run.failure is not None:
+            raise run.failure
+        return wire.Listed(run.listing.generation, run.listing.count, run.listing.complete)
+
+    def _start(self, path: LakePath) -> _Run:
+        run = _Run(self._catalog.begin_listing(path, self._clock.wall_ns()))
+        self._runs[path] = run
+        self._spawn(self._list(path, run))
+        return run
+
+    async def _list(self, path: LakePath, run: _Run) -> None:
+        """Bring a directory into the catalog, page by page."""
+        point = self._point(path)
+        try:
+            async for page in self._site(point).list(point.site_path(path)):
+                run.listing = self._catalog.extend_listing(path, run.listing, page, self._clock.wall_ns())
+                run.advance()
+            run.listing = self._catalog.complete_listing(path, run.listing)
+        except ForemountError as exc:
+            run.failure = exc
+            self._note(point.site, exc)
+            self._catalog.abandon_listing(path, run.listing)
+        except BaseException as exc:
+            run.failure = Unavailable(path, "listing it was interrupted")
+            self._catalog.abandon_listing(path, run.listing)
+            if not isinstance(exc, Exception):
+                raise
+            log.exception("bug while listing %s", path)
+        finally:
+            run.finished = True
+            del self._runs[path]
+            run.advance()
+
+    def _should_list(self, parent: LakePath) -> bool:
+        """Count a lookup in `parent`; return whether it is time to list it."""
+        count = self._lookups.get(parent, 0) + 1
+        self._lookups[parent] = count
+        self._lookups.move_to_end(parent)
+        if len(self._lookups) > _REMEMBERED_DIRECTORIES:
+            self._lookups.popitem(last=False)
+        return count >= LOOKUPS_BEFORE_LISTING
+
+    async def _stat_by_listing(self, parent: LakePath, path: LakePath) -> tuple[bool, Entry | None]:
+        """Return (True, entry) if a listing of the directory settles it, else (False, None)."""
+        try:
+            listed = await self.list(parent, 0, 0)
+            while not listed.complete and listed.count < _ENTRIES_FOR_LOOKUP:
+                known = self._catalog.known(path)
+                if known is not None and known.generation == listed.generation:
+                    return True, known.entry
+                listed = await self.list(parent, listed.generation, listed.count)
+        except (NotFound, NotADirectory, Unavailable):
+            return False, None
+        known = self._catalog.known(path)
+        if known is not None and known.generation == listed.generation:
+            return True, known.entry
+        return (True, None) if listed.complete else (False, None)
+
+    async def _stat(self, point: MountPoint, path: LakePath) -> Entry | None:
+        self._refuse_while_resting(point.site, path)
+        try:
+            entry: Entry | None = await self._site(point).stat(point.site_path(path))
+        except NotFound:
+            entry = None
+            if point.prefix == path:  # the mount's root exists, whatever the store makes of an empty prefix
+                entry = Entry(split(path)[1], Kind.DIRECTORY, Version(0))
+        except ForemountError as exc:
+            self._note(point.site, exc)
+            raise
+        self._catalog.put(path, Known(entry, self._clock.wall_ns()))
+        return entry
+
+    def _refuse_while_resting(self, site: SiteName, path: LakePath) -> None:
+        known = self._catalog.known(path)
+        if known is not None and self._clock.monotonic_s() < self._resting_until_s.get(site, 0.0):
+            raise Unavailable(path, f"site {site} did not answer a moment ago")
+
+    def _note(self, site: SiteName, error: ForemountError) -> None:
+        if isinstance(error, Unavailable):
+            self._resting_until_s[site] = self._clock.monotonic_s() + SITE_REST_S
+
+    def site_facts(self) -> dict[str, dict[str, bool]]:
+        """Return for each site whether it answered when it was asked last."""
+        now = self._clock.monotonic_s()
+        return {site: {"answers": now >= self._resting_until_s.get(site, 0.0)} for site in self._sites}
+
+    def _is_fresh(self, path: LakePath, listing: Listing) -> bool:
+        return self._clock.wall_ns() - listing.begun_ns < self._ttl_s(path) * 1e9
+
+    def _point(self, path: LakePath) -> MountPoint:
+        point = self._mounts.find(path)
+        if point is None:
+            raise NotFound(path, "nothing is mounted there")
+        return point
+
+    def _site(self, point: MountPoint) -> Site:
+        return self._sites[point.site]

@@ -1,0 +1,121 @@
+"""The agent's end of the worker's line: requests in, answers out, each request a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+
+from vfs import wire
+from vfs.agent.metadata import Metadata
+from vfs.agent.objects import Objects
+from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, to_failure
+from vfs.model import ObjectKey
+
+log = logging.getLogger(__name__)
+_READ_BYTES = 256 << 10
+
+
+class WorkerServer:
+    """Serves fs workers on a Unix socket.
+
+    Attributes:
+        hello: what the worker that is connected said of itself, None while there is none.
+        counters: its latest counters.
+    """
+
+    def __init__(self, metadata: Metadata, objects: Objects, *, deadline_s: float) -> None:
+        self._metadata = metadata
+        self._objects = objects
+        self._deadline_s = deadline_s
+        self.hello: wire.Hello | None = None
+        self.counters: dict[str, float] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(self, socket_path: str) -> AsyncIterator[None]:
+        """Serve until the block ends; the socket of a dead agent is replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(socket_path)
+        server = await asyncio.start_unix_server(self._accept, socket_path)
+        try:
+            yield
+        finally:
+            server.close()
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until the worker goes."""
+        held: set[ObjectKey] = set()
+        frames = wire.FrameBuffer()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while received := await reader.read(_READ_BYTES):
+                    for body in frames.feed(received):
+                        request = wire.decode_request(body)
+                        group.create_task(self._answer(request, writer, held))
+                raise _Gone
+        except* (_Gone, ConnectionError, wire.BrokenFrame):
+            log.info("worker went away")
+        finally:
+            for key in held:
+                self._objects.close(key)
+            writer.close()
+
+    async def _answer(self, request: wire.Request, writer: asyncio.StreamWriter, held: set[ObjectKey]) -> None:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                answer = await self._carry_out(request.call, held)
+        except ForemountError as exc:
+            answer = wire.Failed(to_failure(exc))
+        except TimeoutError:
+            late = DeadlineExceeded(getattr(request.call, "path", "read"), "the origin did not answer in time")
+            answer = wire.Failed(to_failure(late))
+        except Exception as exc:
+            log.exception("bug while answering %s", type(request.call).__name__)
+            answer = wire.Failed(to_failure(Unavailable("agent", f"bug: {type(exc).__name__}, see agent.log")))
+        if answer is not None and request.id:
+            writer.write(wire.encode(wire.Response(request.id, answer)))
+            await writer.drain()
+
+    async def _carry_out(self, call: wire.Call, held: set[ObjectKey]) -> wire.Answer | None:
+        match call:
+            case wire.Stat(path):
+                return wire.Found(await self._metadata.stat(path))
+            case wire.List(path, generation, after):
+                return await self._metadata.list(path, generation, after)
+            case wire.OpenObject(path, version):
+                key, root = await self._objects.open(path, version)
+                self._hold_once(key, held)
+                return wire.Opened(root)
+            case wire.Need(key, offset, length, broken):
+                return wire.Ready(await self._objects.need(key, offset, length, broken))
+            case wire.CloseObject(key):
+                if key in held:
+                    held.remove(key)
+                    self._objects.close(key)
+            case wire.Hello():
+                self.hello = call
+                log.info("worker %s connected, passthrough: %s", call.pid, call.why_not or "in force")
+            case wire.Counters(values):
+                self.counters = values
+        return None
+
+    def _hold_once(self, key: ObjectKey, held: set[ObjectKey]) -> None:
+        """One hold for each connection, however often its worker opens the object."""
+        if key in held:
+            self._objects.close(key)
+        held.add(key)
+
+
+class _Gone(Exception):  # noqa: N818  # a signal inside this module, not an error
+    """The worker closed its end: ends the connection's task group and with it what it still asked for."""
