@@ -1,0 +1,277 @@
+"""`foremount policy`: check, show, compare and explain policy documents. Works on the files; no daemon is asked."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from vfs import config
+from vfs.cli import output
+from vfs.errors import InvalidPolicy
+from vfs.policy.cases import Result, check_file
+from vfs.policy.diff import condition_text, diff
+from vfs.policy.engine import Decision, Origin, Rule, RuleSet, decide, explain
+from vfs.policy.facts import Access, Facts, Match
+from vfs.policy.loader import ALWAYS, Text, compile_rules, load, parse, read, shipped_directory, shipped_names
+from vfs.policy.values import VALUES, settings_of, value_text
+from vfs.units import parse_size
+
+_policies = click.option(
+    "--policy", "sources", multiple=True, metavar="SOURCE", help="Shipped document, file or directory; may be repeated."
+)
+_config = click.option(
+    "--config", "config_path", metavar="FILE", help="Take the documents, and the names of sites, from foremount.toml."
+)
+
+
+@click.group()
+def policy() -> None:
+    """Check, show, compare and explain policy documents."""
+
+
+@policy.command()
+@click.argument("paths", nargs=-1)
+@_config
+@output.json_option
+def check(paths: tuple[str, ...], config_path: str | None, as_json: bool) -> None:
+    """Check documents and run the decision tables beside them.
+
+    PATHS are documents, directories with a cases/ directory in them, decision tables, or names of shipped documents; without
+    any, and without --config, all that is shipped is checked. Exit status 1 when something is wrong.
+    """
+    sources, base, sites = _from_config(paths, config_path)
+    tables = [path for path in sources if _is_table(os.path.join(base, path))]
+    documents = [path for path in sources if path not in tables]
+    if not sources and config_path is None:
+        documents = [f"shipped:{name}" for name in shipped_names()]
+    errors, read_count = _check_documents(documents, base, sites)
+    results: list[Result] = []
+    for table in [*(os.path.join(base, table) for table in tables), *_tables_of(documents, base)]:
+        try:
+            results += check_file(table)
+        except InvalidPolicy as exc:
+            errors.append(exc)
+    wrong = [result for result in results if result.wrong]
+    if as_json:
+        _print_check_json(errors, results, read_count)
+    else:
+        for error in errors:
+            click.echo(f"error  {error}", err=True)
+        for result in wrong:
+            click.echo(f"wrong  {result.file}: {result.case}: {'; '.join(result.wrong)}")
+        click.echo(f"{read_count} documents, {len(results)} cases: {len(errors)} errors, {len(wrong)} wrong decisions")
+    click.get_current_context().exit(1 if errors or wrong else 0)
+
+
+@policy.command()
+@_policies
+@_config
+@output.json_option
+def show(sources: tuple[str, ...], config_path: str | None, as_json: bool) -> None:
+    """Show all rules in the order in which they apply."""
+    rules = _load(sources, config_path)
+    if as_json:
+        output.print_json({"rules": [_rule_fact(rule, origin) for rule, origin in _numbered(rules)]})
+        return
+    for document in rules.documents:
+        click.echo(f"{document.name} ({document.source})" + (f": {document.about}" if document.about else ""))
+        for rule in document.rules:
+            click.echo(f"  {rule.name}: {_match_text(rule.match)}\n      {_settings_text(rule)}")
+
+
+@policy.command("diff")
+@click.argument("before")
+@click.argument("after")
+@output.json_option
+def diff_(before: str, after: str, as_json: bool) -> None:
+    """Show what the rules of AFTER do differently from those of BEFORE.
+
+    Each is a document, a directory, or the name of a shipped document.
+    """
+    changes = diff(*_named_alike(load([before]), load([after])))
+    if as_json:
+        output.print_json({"changes": changes})
+        return
+    for change in changes:
+        click.echo(str(change))
+    if not changes:
+        click.echo("no differences")
+
+
+@policy.command("explain")
+@click.argument("path")
+@_policies
+@_config
+@click.option("--size", help="Size of the file: 4KiB, 2GB.")
+@click.option("--uid", type=click.IntRange(0), help="User id of the process.")
+@click.option("--gid", type=click.IntRange(0), help="Group id of the process.")
+@click.option("--job", help="Name of its job.")
+@click.option("--site", help="Name of the site that is asked.")
+@click.option("--access", type=click.Choice([str(kind) for kind in Access]), help="Kind of access.")
+@click.option("--format", "file_format", help="Format of the file: safetensors, parquet, …")
+@click.option("--world", type=click.IntRange(1), help="Ranks of the job.")
+@click.option("--host", help="Name of the host.")
+@click.option("--rules", "with_rules", is_flag=True, help="Say of every rule whether it matches, and if not, why.")
+@output.json_option
+def explain_(
+    path: str,
+    sources: tuple[str, ...],
+    config_path: str | None,
+    with_rules: bool,
+    as_json: bool,
+    **stated: Any,
+) -> None:
+    """Show the values that hold for PATH (below the mount point) and the rule that gave each."""
+    rules = _load(sources, config_path)
+    facts = _facts(path, **stated)
+    decision = decide(rules, facts)
+    if as_json:
+        output.print_json(_decision_fact(rules, facts, decision))
+        return
+    width = max(map(len, VALUES))
+    for name, origin in decision.origins.items():
+        line = f", line {origin.line}" if origin.line else ""
+        click.echo(f"{name:<{width}}  {value_text(getattr(decision.values, name)):<22}  {origin}{line}")
+    if with_rules:
+        click.echo("")
+        for verdict in explain(rules, facts):
+            click.echo(f"{verdict.origin}: {_verdict_text(verdict.mismatch, verdict.wins)}")
+
+
+def _from_config(sources: tuple[str, ...], config_path: str | None) -> tuple[list[str], str, list[str] | None]:
+    """Return the sources, the directory that relative ones start from, and the names of sites where they are known."""
+    if config_path is None:
+        return list(sources), "", None
+    found = config.load(config_path)
+    if sources:
+        return list(sources), "", list(found.sites)
+    return found.policies, os.path.dirname(config_path), list(found.sites)
+
+
+def _load(sources: tuple[str, ...], config_path: str | None) -> RuleSet:
+    names, base, sites = _from_config(sources, config_path)
+    return load(names, base=base, sites=sites)
+
+
+def _named_alike(before: RuleSet, after: RuleSet) -> tuple[RuleSet, RuleSet]:
+    """Return the sets; two single documents are compared rule by rule, however their files are called."""
+    own = [[document for document in rules.documents if document.name != ALWAYS] for rules in (before, after)]
+    if [len(documents) for documents in own] != [1, 1]:
+        return before, after
+    name = own[1][0].name
+    documents = [msgspec.structs.replace(one, name=name) if one is own[0][0] else one for one in before.documents]
+    return RuleSet(documents), after
+
+
+def _is_table(path: str) -> bool:
+    return path.endswith(".toml") and os.path.basename(os.path.dirname(os.path.abspath(path))) == "cases"
+
+
+def _check_documents(documents: Iterable[str], base: str, sites: list[str] | None) -> tuple[list[InvalidPolicy], int]:
+    """Return every document's first error, or what is wrong with them together, and how many were read."""
+    errors: list[InvalidPolicy] = []
+    texts: dict[str, Text] = {}
+    for source in [f"shipped:{ALWAYS}", *documents]:
+        try:
+            texts |= {text.source: text for text in read([source], base)}
+        except InvalidPolicy as exc:
+            errors.append(exc)
+    for text in texts.values():
+        try:
+            parse(text)
+        except InvalidPolicy as exc:
+            errors.append(exc)
+    if not errors:
+        try:
+            compile_rules(list(texts.values()), sites)
+        except InvalidPolicy as exc:
+            errors.append(exc)
+    return errors, len(texts)
+
+
+def _tables_of(documents: list[str], base: str) -> list[str]:
+    """Return the decision tables in the cases/ directories of directories, and those of shipped documents."""
+    found: list[str] = []
+    for source in documents:
+        directory = os.path.join(base, source)
+        if os.path.isdir(directory):
+            found += sorted(str(table) for table in Path(directory, "cases").glob("*.toml"))
+        elif (name := source.removeprefix("shipped:")) in shipped_names():
+            table = shipped_directory() / "cases" / f"{name}.toml"
+            found += [str(table)] if table.is_file() else []
+    return found
+
+
+def _facts(path: str, *, size: str | None, file_format: str | None, access: str | None, **others: Any) -> Facts:
+    try:
+        size_bytes = parse_size(size) if size is not None else None
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), param_hint="--size") from exc
+    kind = Access(access) if access else None
+    return Facts(path.strip("/"), size=size_bytes, access=kind, format=file_format, **others)
+
+
+def _numbered(rules: RuleSet) -> Iterable[tuple[Rule, Origin]]:
+    return zip(rules.rules, rules.origins, strict=True)
+
+
+def _match_text(match: Match) -> str:
+    stated = {key: value for key in match.__struct_fields__ if (value := getattr(match, key)) is not None}
+    return ", ".join(f"{key} {condition_text(value)}" for key, value in stated.items()) or "everything"
+
+
+def _settings_text(rule: Rule) -> str:
+    return ", ".join(f"{name} = {value_text(value)}" for name, value in settings_of(rule.set).items())
+
+
+def _verdict_text(mismatch: str | None, wins: tuple[str, ...]) -> str:
+    if mismatch:
+        return f"no, {mismatch} does not match"
+    return f"gives {', '.join(wins)}" if wins else "matches, later rules win"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: sizes in bytes, durations in seconds, what has a text form as text."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, float):
+        return None if math.isinf(value) else float(value)
+    return int(value) if isinstance(value, int) else str(value)
+
+
+def _origin_fact(origin: Origin) -> dict[str, Any]:
+    return {"document": origin.document, "index": origin.index, "rule": origin.rule, "line": origin.line}
+
+
+def _rule_fact(rule: Rule, origin: Origin) -> dict[str, Any]:
+    match = {key: condition_text(value) for key in Match.__struct_fields__ if (value := getattr(rule.match, key)) is not None}
+    settings = {name: _plain(value) for name, value in settings_of(rule.set).items()}
+    return _origin_fact(origin) | {"why": rule.why, "match": match, "set": settings}
+
+
+def _decision_fact(rules: RuleSet, facts: Facts, decision: Decision) -> dict[str, Any]:
+    values = {
+        name: {"value": _plain(getattr(decision.values, name)), "from": _origin_fact(origin)}
+        for name, origin in decision.origins.items()
+    }
+    verdicts = [
+        {"rule": str(verdict.origin), "mismatch": verdict.mismatch, "wins": list(verdict.wins)}
+        for verdict in explain(rules, facts)
+    ]
+    return {"path": facts.path, "values": values, "rules": verdicts}
+
+
+def _print_check_json(errors: list[InvalidPolicy], results: list[Result], documents: int) -> None:
+    output.print_json(
+        {
+            "documents": documents,
+            "errors": [output.failure_fields(error) for error in errors],
+            "cases": results,
+        }
+    )
