@@ -3,8 +3,7 @@
 A handle is its inode's number: nothing about it can be lost when the worker is killed. All handles on an inode share one
 `Source`, and with it one version.
 
-Concurrency: one trio loop. Between awaits the tables are ours; after one, inodes are fetched again. `_opening` makes
-concurrent first opens of an inode share one source.
+Concurrency: one trio loop. Between awaits the tables are ours; after one, inodes are fetched again.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import trio
 
 from vfs.errors import Denied, IsADirectory, NotADirectory, NotFound, ReadOnly, Unsupported
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.merged import MergedDirectory
+from vfs.filesystem.openfiles import Opener, OpenFiles
 from vfs.filesystem.tree import DIRECTORY_MODE, Buffer, Child, Directory, Node, Source, Tree
 from vfs.model import Ino, Kind, LakePath, Version
-from vfs.namespace.inodes import ROOT, Inode, InodeTable, Row
+from vfs.namespace.inodes import ROOT, InodeTable, Row
 from vfs.namespace.mounts import MountTable
 
 log = logging.getLogger(__name__)
@@ -44,19 +41,6 @@ class Attributes:
     ttl_s: float
 
 
-@dataclass(slots=True)
-class OpenFile:
-    """The open source of an inode.
-
-    Attributes:
-        source: None while the kernel alone serves the inode: its backing file needs no descriptor of ours.
-        backing: the kernel's id of the backing file while the inode is open in passthrough, else 0.
-    """
-
-    source: Source | None
-    backing: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """How the kernel is to treat a new handle.
@@ -72,43 +56,23 @@ class Opened:
     flush: bool
 
 
-class Passthrough(Protocol):
-    """Hands files to the kernel. The real one is in `vfs/kernel/passthrough.py`."""
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the kernel takes any."""
-        ...
-
-    def register(self, fd: int) -> int:
-        """Return the kernel's id for the file behind `fd`, or 0 where the kernel won't have it."""
-        ...
-
-    def release(self, backing: int) -> None:
-        """Give an id back."""
-        ...
-
-
 @dataclass(slots=True)
 class FileSystem:
     """All operations, by inode number.
 
     Attributes:
-        open_max: descriptors that open directories and writable files in passthrough may hold.
-        files: open sources by inode.
-        directories: open directory streams by inode, the one that was read longest ago first.
+        open_max: directory streams that may be open.
+        directories: open directory streams by inode, the one that was opened longest ago first.
     """
 
     mounts: MountTable
     trees: Mapping[LakePath, Tree]
     inodes: InodeTable
-    passthrough: Passthrough
+    files: OpenFiles
     owner: tuple[int, int]
     started_ns: int
-    open_max: int = 10_000
-    files: dict[Ino, OpenFile] = field(default_factory=dict)
+    open_max: int = 1000
     directories: dict[Ino, Directory] = field(default_factory=dict)
-    _opening: dict[Ino, trio.Lock] = field(default_factory=dict)
 
     # Names and attributes
 
@@ -144,9 +108,8 @@ class FileSystem:
         """Take references of the kernel back."""
         with self.inodes.batch():
             for ino, lookups in counts:
-                dropped = self.inodes.forget(ino, lookups)
-                if dropped is not None and dropped.row.backing:
-                    self.passthrough.release(dropped.row.backing)
+                self.files.close_if_idle(ino)
+                self.inodes.forget(ino, lookups)
 
     async def _lookup(self, path: LakePath) -> tuple[Node, float]:
         if self.mounts.leads_to_mounts(path):
@@ -234,102 +197,50 @@ class FileSystem:
         if inode.row.kind is Kind.DIRECTORY:
             raise IsADirectory(self.inodes.path(ino))
         write = (flags & os.O_ACCMODE) != os.O_RDONLY
-        file = await self._source(ino, write=write)
-        inode = self.inodes.get(ino)
-        if not inode.opens and not inode.row.cached and not file.backing:
-            self._back(inode, file)
-        inode.opens += 1
-        if not file.backing and not inode.row.cached:
-            inode.row.cached = True
-            self.inodes.save(inode)
-        writable = self._is_writable(inode)
-        return Opened(file.backing, keep_cache=not writable, flush=write)
-
-    def _back(self, inode: Inode, file: OpenFile) -> None:
-        """Give the kernel the backing file, unless it has it: one inode has one id for as long as a handle may live."""
-        source = file.source
-        assert source is not None, "only a file that is in passthrough has none"
-        if inode.row.backing:
-            file.backing = inode.row.backing
-        elif self.passthrough.enabled and source.backing_fd is not None:
-            file.backing = self.passthrough.register(source.backing_fd)
-            if file.backing:
-                inode.row.backing = file.backing
-                self.inodes.save(inode)
-        if file.backing and (not self._is_writable(inode) or len(self.files) > self.open_max):
-            source.close()
-            file.source = None
-
-    def _is_writable(self, inode: Inode) -> bool:
-        tree = self._tree(self.inodes.path(inode.ino))
-        return tree is not None and tree.writable
-
-    async def _source(self, ino: Ino, *, write: bool) -> OpenFile:
-        """Return the inode's open source, opening it once however many ask."""
-        lock = self._opening.setdefault(ino, trio.Lock())
-        async with lock:
-            found = self.files.get(ino)
-            if found is None:
-                found = self.files[ino] = OpenFile(await self._open_source(ino, write=write))
-            elif write and not self._is_writable(self.inodes.get(ino)):
-                raise ReadOnly(self.inodes.path(ino))
-        if not lock.statistics().tasks_waiting:
-            self._opening.pop(ino, None)
-        return found
-
-    async def _open_source(self, ino: Ino, *, write: bool) -> Source:
-        inode, path = self.inodes.get(ino), self.inodes.path(ino)
+        path = self.inodes.path(ino)
         tree = self._tree(path)
-        if tree is None:
-            raise NotFound(path)
-        return await tree.open(path, inode.row.identity, inode.row.version, write=write)
+        if write and (tree is None or not tree.writable):
+            raise ReadOnly(path, "lies on a mount that is not writable")
+        file = await self.files.open(ino, self._opener(ino, write=write), writable=tree is not None and tree.writable)
+        return Opened(file.backing, keep_cache=not file.writable, flush=write)
 
-    async def _readable(self, ino: Ino, *, write: bool = False) -> Source:
-        """Return the source of an open inode; opened again where an earlier worker had it, or the kernel alone."""
-        found = await self._source(ino, write=write)
-        if found.source is None:
-            found.source = await self._open_source(ino, write=write)
-        return found.source
+    def _opener(self, ino: Ino, *, write: bool) -> Opener:
+        async def opened() -> Source:
+            inode, path = self.inodes.get(ino), self.inodes.path(ino)
+            tree = self._tree(path)
+            if tree is None:
+                raise NotFound(path)
+            return await tree.open(path, inode.row.identity, inode.row.version, write=write)
+
+        return opened
+
+    async def _source(self, ino: Ino, *, write: bool = False) -> Source:
+        tree = self._tree(self.inodes.path(ino))
+        return await self.files.source(ino, self._opener(ino, write=write), writable=tree is not None and tree.writable)
 
     async def read(self, ino: Ino, offset: int, length: int) -> Buffer:
         """Return bytes of an open file; see `Source.read` for the buffer's life."""
-        found = self.files.get(ino)
-        source = found.source if found is not None else None
-        return await (source or await self._readable(ino)).read(offset, length)
+        file = self.files.get(ino)
+        source = file.source if file is not None else None
+        return await (source or await self._source(ino)).read(offset, length)
 
     async def write(self, ino: Ino, offset: int, content: Buffer) -> int:
         """Write to an open file."""
-        return await (await self._readable(ino, write=True)).write(offset, content)
+        return await (await self._source(ino, write=True)).write(offset, content)
 
     async def sync(self, ino: Ino) -> None:
         """Return when what was written to an open file is on the disk."""
-        await (await self._readable(ino)).sync()
+        await (await self._source(ino)).sync()
 
     def release(self, ino: Ino) -> None:
-        """The kernel closed a handle. With the last one the source and the backing id go."""
-        inode = self.inodes.get(ino)
-        inode.opens -= 1
-        if inode.opens > 0:
-            return
-        inode.opens = 0
-        file = self.files.pop(ino, None)
-        if file is not None and file.source is not None:
-            file.source.close()
-        if inode.inherited:
-            return  # handles of an earlier worker may still be there: id and mode stay until the mount ends
-        backing, inode.row.backing, inode.row.cached = inode.row.backing, 0, False
-        self.inodes.save(inode)  # before the id goes: a worker that is killed here must not hand it out again
-        if backing:
-            self.passthrough.release(backing)
+        """The kernel closed a handle."""
+        self.files.release(ino)
 
     def close(self) -> None:
         """Close everything that is open."""
-        for file in self.files.values():
-            if file.source is not None:
-                file.source.close()
+        self.files.close_all()
         for directory in self.directories.values():
             directory.close()
-        self.files.clear()
         self.directories.clear()
 
     # Changes: local sites that are mounted writable
@@ -376,7 +287,14 @@ class FileSystem:
         """Unlink a file or remove an empty directory."""
         tree, path, _ = self._writable_path(parent, name)
         tree.remove(path, directory=directory)
+        self._let_go(parent, name)
         self.inodes.unlink(parent, name)
+
+    def _let_go(self, parent: Ino, name: bytes) -> None:
+        """Free the space of a file that loses its name, unless a handle has it open."""
+        inode = self.inodes.child(parent, name)
+        if inode is not None:
+            self.files.close_if_idle(inode.ino)
 
     async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
         """Rename within one mount."""
@@ -385,6 +303,7 @@ class FileSystem:
         if new_tree is not tree:
             raise Unsupported(path, "a rename can't cross mounts")
         tree.rename(path, new_path, flags)
+        self._let_go(new_parent, new_name)
         self.inodes.rename(parent, name, new_parent, new_name)
 
     async def change(self, ino: Ino, **changes: int | None) -> Attributes:

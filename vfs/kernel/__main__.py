@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import sys
-import time
 
 from vfs.keeper.orphan import die_with_parent
 from vfs.kernel.passthrough import KernelPassthrough, load_shim
@@ -29,6 +28,7 @@ from vfs.extents.layout import store_root  # noqa: E402
 from vfs.filesystem.agent import AgentClient  # noqa: E402
 from vfs.filesystem.filesystem import FileSystem  # noqa: E402
 from vfs.filesystem.local import LocalTree  # noqa: E402
+from vfs.filesystem.openfiles import OpenFiles  # noqa: E402
 from vfs.filesystem.remote import OpenObjects, RemoteTree  # noqa: E402
 from vfs.filesystem.tree import Tree  # noqa: E402
 from vfs.keeper.init_codec import Negotiated  # noqa: E402
@@ -70,6 +70,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--config", required=True)
+    parser.add_argument("--mountpoint", required=True)
     parser.add_argument("--negotiated", required=True)
     parser.add_argument("--resend", action="store_true")
     return parser.parse_args(argv)
@@ -85,7 +86,7 @@ class _Worker:
         self._config = config.load(args.config)
         self._negotiated = Negotiated.from_text(args.negotiated)
         self._passthrough = KernelPassthrough(args.fuse_fd, negotiated=self._negotiated.passthrough, shim=_shim)
-        self._open_max = _raise_descriptor_limit() - _DESCRIPTORS_SPARE
+        self._open_max = max(_raise_descriptor_limit() - _DESCRIPTORS_SPARE, 64)
         self._agent = AgentClient(rundir.agent_socket, self._hello, deadline_s=self._config.limits.origin_deadline)
 
     def _hello(self) -> wire.Hello:
@@ -93,8 +94,9 @@ class _Worker:
 
     async def run(self) -> None:
         os.makedirs(self._rundir.public, exist_ok=True)
+        clock = SystemClock()
         mounts = build_mount_table(self._config, self._rundir.public)
-        objects = OpenObjects(max(self._open_max // 4, 16))
+        objects = OpenObjects(self._open_max // 4)
         with contextlib.ExitStack() as stack:
             inodes = InodeTable(self._rundir.inodes, fresh=not self._args.resend)
             stack.callback(inodes.close)
@@ -112,32 +114,33 @@ class _Worker:
                         catalog=catalog,
                         cache_root=store_root(self._config.cache.directory),
                         objects=objects,
-                        clock=SystemClock(),
+                        clock=clock,
                         ttl_s=self._config.limits.listing_ttl,
                         owner=owner,
                     )
                 )
-            filesystem = FileSystem(
-                mounts, trees, inodes, self._passthrough, owner, time.time_ns(), open_max=max(self._open_max // 2, 16)
-            )
+            files = OpenFiles(inodes, self._passthrough, clock, open_max=self._open_max // 4)
+            filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4)
             stack.callback(filesystem.close)
-            await self._serve(Operations(filesystem, self._passthrough))
+            await self._serve(filesystem)
 
-    async def _serve(self, operations: Operations) -> None:
+    async def _serve(self, filesystem: FileSystem) -> None:
+        operations = Operations(filesystem, self._passthrough)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._agent.run)
             await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
-            nursery.start_soon(self._beat)
+            nursery.start_soon(self._beat, filesystem)
             nursery.start_soon(_end_on_sigterm)
             self._status.ready()
             log.info("serving, passthrough: %s", self._passthrough.why_not or "in force")
             await serve()
             nursery.cancel_scope.cancel()
 
-    async def _beat(self) -> None:
+    async def _beat(self, filesystem: FileSystem) -> None:
         while True:
             await trio.sleep(_BEAT_S)
             self._status.beat()
+            filesystem.files.close_idle()
 
 
 async def _end_on_sigterm() -> None:

@@ -15,6 +15,7 @@ import pyfuse3
 import trio
 
 from vfs.keeper.init_codec import Negotiated, worker_init_request
+from vfs.kernel.eager import read_eagerly
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ async def attach(operations: pyfuse3.Operations, fuse_fd: int, negotiated: Negot
             ours.recv(4096)  # libfuse's reply: the kernel has had the keeper's
             nursery.cancel_scope.cancel()
         os.dup2(fuse_fd, libfuse_end.fileno(), inheritable=False)
-        libfuse_end.detach()  # libfuse's now
+        read_eagerly(libfuse_end.detach())  # libfuse's from now on
     if resend and negotiated.resend:
         os.write(fuse_fd, _NOTIFY_RESEND)
 
