@@ -1,10 +1,10 @@
 """The admin API: HTTP on a Unix socket that only the mount's user may open.
 
-    GET  /v1/status               facts of the mount
-    GET  /v1/explain?path=P       where P comes from and why
-    POST /v1/fetch  {"paths": []} make trees local; progress as JSON lines
-    POST /v1/evict  {"paths": []} drop local copies
-    POST /v1/verify {"paths": []} check local copies; progress as JSON lines
+GET  /v1/status               facts of the mount
+GET  /v1/explain?path=P       where P comes from and why
+POST /v1/fetch  {"paths": []} make trees local; progress as JSON lines
+POST /v1/evict  {"paths": []} drop local copies
+POST /v1/verify {"paths": []} check local copies; progress as JSON lines
 """
 
 from __future__ import annotations

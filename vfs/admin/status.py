@@ -119,7 +119,12 @@ class Status:
                 "bytes_present": stored.present,
                 "held": stored.held,
             }
-        return {"key": key, "served_from": f"origin {point.site}", "mode": "page cache over verified blocks", "bytes_present": 0}
+        return {
+            "key": key,
+            "served_from": f"origin {point.site}",
+            "mode": "page cache over verified blocks",
+            "bytes_present": 0,
+        }
 
     def _passthrough_or_cache(self) -> str:
         hello = self._worker.hello

@@ -25,8 +25,10 @@ from vfs.agent.objects import Objects
 from vfs.agent.server import WorkerServer
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError
+from vfs.extents.budget import Budget
 from vfs.extents.directory import spill_directory
 from vfs.extents.fetch import Fetcher
+from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
 from vfs.keeper.orphan import die_with_parent
 from vfs.keeper.report import StatusPipe
@@ -36,7 +38,6 @@ from vfs.namespace.catalog import CatalogWriter
 from vfs.namespace.mounts import build_mount_table
 from vfs.rundir import RunDir
 from vfs.sites.build import build_site
-from vfs.sites.protocol import Site
 
 log = logging.getLogger("vfs.agent")
 _BEAT_S = 1.0
@@ -78,22 +79,24 @@ async def _serve(loaded: config.Config, rundir: RunDir, status: StatusPipe) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     async with contextlib.AsyncExitStack() as stack:
+        sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
+        for site in sites.values():
+            stack.push_async_callback(site.close)
         store = Store.open(loaded.cache.directory, loaded.cache.size)
         stack.callback(store.close)
         spill = Store.open(spill_directory(os.path.basename(rundir.path)), _SPILL_BYTES)
         stack.callback(spill.close)
         catalog = CatalogWriter(os.path.join(store.root, "catalog.lmdb"))
         stack.callback(catalog.close)
-        sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
-        for site in sites.values():
-            stack.push_async_callback(site.close)
         tasks = await stack.enter_async_context(_Tasks())
         metadata = Metadata(
             mounts, sites, catalog, clock=clock, ttl_s=lambda path: loaded.limits.listing_ttl, spawn=tasks.spawn
         )
-        fetcher = Fetcher(mounts, sites, store, spill, memory_bytes=loaded.limits.memory, clock=clock)
-        stack.push_async_callback(fetcher.close)
-        objects = Objects(mounts, fetcher, store, spawn=tasks.spawn)
+        memory = Budget(loaded.limits.memory)
+        fetcher = await stack.enter_async_context(
+            Fetcher(store, spill, sites, memory=memory, clock=clock, limits=FetchLimits())
+        )
+        objects = Objects(mounts, fetcher)
         server = WorkerServer(metadata, objects, deadline_s=loaded.limits.origin_deadline)
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
 from vfs.errors import ForemountError, NotFound, Unsupported, to_failure
@@ -70,7 +69,8 @@ class LocalCopies:
                     await self._objects.need(key, offset, length, background=True)
                     run.bytes_done += length
                     await queue.put(run.record(path) | {"state": "fetching"})
-                await asyncio.to_thread(self._store.seal, key)
+                if self._store.needs_seal(key):
+                    await asyncio.to_thread(self._store.seal, key)
             finally:
                 self._objects.close(key)
             run.files_done += 1
@@ -183,7 +183,8 @@ async def _drain(queue: asyncio.Queue[Progress], work: asyncio.Future[None]) -> 
     """Yield what is put into the queue until the work is done and the queue empty."""
     while True:
         getting = asyncio.ensure_future(queue.get())
-        await asyncio.wait({getting, work}, return_when=asyncio.FIRST_COMPLETED)
+        waited: set[asyncio.Future[Any]] = {getting, work}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if getting.done():
             yield getting.result()
             continue

@@ -105,7 +105,11 @@ class Metadata:
         run = self._runs.get(path)
         if run is None:
             current = self._catalog.listing(path)
-            if current is not None and current.complete and (generation == current.generation or self._is_fresh(path, current)):
+            if (
+                current is not None
+                and current.complete
+                and (generation == current.generation or self._is_fresh(path, current))
+            ):
                 return wire.Listed(current.generation, current.count, complete=True)
             run = self._start(path)
         return await self._wait(run, after)

@@ -98,7 +98,7 @@ class WorkerServer:
                 self._hold_once(key, held)
                 return wire.Opened(root)
             case wire.Need(key, offset, length, broken):
-                return wire.Ready(await self._objects.need(key, offset, length, broken))
+                return wire.Ready(await self._objects.need(key, offset, length, broken=broken))
             case wire.CloseObject(key):
                 if key in held:
                     held.remove(key)
@@ -117,5 +117,5 @@ class WorkerServer:
         held.add(key)
 
 
-class _Gone(Exception):  # noqa: N818  # a signal inside this module, not an error
+class _Gone(Exception):  # a signal inside this module, not an error
     """The worker closed its end: ends the connection's task group and with it what it still asked for."""

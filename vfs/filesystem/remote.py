@@ -17,8 +17,9 @@ from vfs.errors import Corrupt, DeadlineExceeded, NotADirectory, NotFound, ReadO
 from vfs.extents.layout import BLOCK
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
+from vfs.filesystem.local import LocalSource
 from vfs.filesystem.scratch import scratch
-from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node
+from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node, Source
 from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, object_key, split
 from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
 from vfs.namespace.mounts import MountPoint
@@ -116,14 +117,34 @@ class RemoteTree:
                     raise
         return RemoteDirectory(path, self._catalog, self._agent, self._node)
 
-    async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> ObjectSource:
+    async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> Source:
         if write:
             raise ReadOnly(path, "remote origins can't be written yet", "mount a local site with writable = true")
+        replica = self._open_replica(path, version)
+        if replica is not None:
+            return replica
         key = object_key(self._point.site, self._point.site_path(path), version)
         source = ObjectSource(path, key, version, self._agent, self._objects)
         if not source.open_complete(self._cache_root):
             await source.open_with_agent()
         return source
+
+    def _open_replica(self, path: LakePath, version: Version) -> LocalSource | None:
+        """Return a local replica's file of exactly this version: same size, same modification time in seconds.
+
+        Origins tell whole seconds, so do copies made with `cp -p` and rsync; where the origin tells no time there is no
+        proof and no replica.
+        """
+        for root in self._point.local_replicas if version.mtime_ns else ():
+            try:
+                fd = os.open(os.path.join(root, self._point.below(path)), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue
+            found = os.fstat(fd)
+            if found.st_size == version.size and found.st_mtime_ns // 10**9 == version.mtime_ns // 10**9:
+                return LocalSource(fd, path)
+            os.close(fd)
+        return None
 
 
 class OpenObjects:
