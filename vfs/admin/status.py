@@ -20,6 +20,7 @@ from vfs.extents.counters import FetchCounters
 from vfs.extents.store import Store
 from vfs.model import LakePath, SiteName, object_key
 from vfs.namespace.mounts import MountPoint, MountTable
+from vfs.units import encode_unit
 
 _STATUS_EVERY_S = 1.0
 
@@ -75,7 +76,7 @@ class Status:
 
     def _store_facts(self, store: Store) -> dict[str, Any]:
         try:
-            totals = msgspec.to_builtins(store.totals())
+            totals = msgspec.to_builtins(store.totals(), enc_hook=encode_unit)
         except ForemountError as exc:
             totals = {"trouble": str(exc)}
         return {"directory": store.directory, **totals, **asdict(store.counters)}

@@ -24,6 +24,7 @@ from vfs.model import Entry, LakePath, split
 
 FORMAT = 1
 _MAP_BYTES = 64 << 30
+_READERS_MAX = 64
 GENERATION_MAX = (1 << 22) - 1
 POSITION_MAX = (1 << 40) - 1
 
@@ -61,23 +62,42 @@ class Listing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Catalog:
-    """Reads the catalog. Used by the fs worker; the agent's `CatalogWriter` adds the writing."""
+    """Reads the catalog. Used by the fs worker; the agent's `CatalogWriter` adds the writing.
 
-    def __init__(self, directory: str, *, readonly: bool = True) -> None:
-        self._env = lmdb.open(
-            directory, map_size=_MAP_BYTES, max_dbs=4, max_readers=64, readonly=readonly, sync=False, metasync=False,
-            writemap=not readonly, map_async=not readonly,
-        )  # fmt: skip
-        self._entries = self._env.open_db(b"entries", create=not readonly)
-        self._listings = self._env.open_db(b"listings", create=not readonly)
-        self._order = self._env.open_db(b"order", create=not readonly)
+    A catalog that the agent has not made yet is empty: the worker of a new cache may be the first to start.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._env: Any = None
+        self._reopen()
+
+    def _reopen(self) -> bool:
+        """Return whether the catalog is there, after trying to open it."""
+        try:
+            env = lmdb.open(
+                self._directory, map_size=_MAP_BYTES, max_dbs=4, max_readers=_READERS_MAX, readonly=True, create=False
+            )
+            self._use(env, create=False)
+        except lmdb.Error:
+            return False
+        return True
+
+    def _use(self, env: Any, *, create: bool) -> None:
+        self._entries = env.open_db(b"entries", create=create)
+        self._listings = env.open_db(b"listings", create=create)
+        self._order = env.open_db(b"order", create=create)
+        self._env = env
 
     def close(self) -> None:
         """Close the environment."""
-        self._env.close()
+        if self._env is not None:
+            self._env.close()
 
     def known(self, path: LakePath) -> Known | None:
         """Return what was last said about `path`, or None where nothing ever was."""
+        if self._env is None and not self._reopen():
+            return None
         parent, name = split(path)
         with self._env.begin(db=self._entries) as txn:
             raw = txn.get(_directory(parent) + name.encode())
@@ -85,6 +105,8 @@ class Catalog:
 
     def listing(self, path: LakePath) -> Listing | None:
         """Return how far directory `path` has been listed, or None where it never was."""
+        if self._env is None and not self._reopen():
+            return None
         with self._env.begin(db=self._listings) as txn:
             raw = txn.get(_directory(path))
         return None if raw is None else _listing.decode(raw)
@@ -95,6 +117,8 @@ class Catalog:
         Names whose entry has meanwhile been replaced come with what is known now. A name that is gone is None: it still
         takes its position.
         """
+        if self._env is None and not self._reopen():
+            return []
         start = _position(path, generation, position)
         prefix = start[:20]
         found: list[Entry | None] = []
@@ -113,8 +137,13 @@ class CatalogWriter(Catalog):
     """The agent's side. Not thread safe: belongs to the agent's loop."""
 
     def __init__(self, directory: str) -> None:
-        super().__init__(directory, readonly=False)
-        self._env.reader_check()  # slots of processes that were killed
+        self._directory = directory
+        env = lmdb.open(
+            directory, map_size=_MAP_BYTES, max_dbs=4, max_readers=_READERS_MAX, sync=False, metasync=False,
+            writemap=True, map_async=True,
+        )  # fmt: skip
+        env.reader_check()  # slots of processes that were killed
+        self._use(env, create=True)
 
     def put(self, path: LakePath, known: Known) -> None:
         """Store what was said about one path."""
