@@ -57,11 +57,12 @@ class ObjectFiles:
 
     Attributes:
         lock: held while blocks, digests or the seal change; never while the store's lock is awaited.
+        absent: blocks that are not there; changes under `lock`.
         changes: counts what was written or dropped, so that a scrub notices that it looked at something else.
         users: operations going on, under the store's lock; the files are closed only at 0.
     """
 
-    __slots__ = ("_data", "_sealed", "_sums", "changes", "identity", "key", "lock", "path", "size", "users")
+    __slots__ = ("_data", "_sealed", "_sums", "absent", "changes", "identity", "key", "lock", "path", "size", "users")
 
     def __init__(self, key: ObjectKey, identity: Identity, path: str, data: int, sums: int, *, sealed: bool) -> None:
         self.key = key
@@ -69,6 +70,7 @@ class ObjectFiles:
         self.size = identity.version.size
         self.path = path
         self.lock = threading.Lock()
+        self.absent = block_count(self.size)
         self.changes = 0
         self.users = 0
         self._data = data
@@ -151,6 +153,13 @@ class ObjectFiles:
             raise Corrupt(self.path, "has a truncated digest file")
         return np.frombuffer(raw, np.uint64)
 
+    def segments(self, blocks: int) -> list[int]:
+        """Return the segments of `blocks` blocks that hold something, and count the absent blocks anew."""
+        there = np.flatnonzero(self.all_digests())
+        self.absent = block_count(self.size) - len(there)
+        found: list[int] = np.unique(there // blocks).tolist()
+        return found
+
     def all_digests(self) -> npt.NDArray[np.uint64]:
         """Return the digests of all blocks."""
         return self.digests(0, block_count(self.size))
@@ -164,12 +173,14 @@ class ObjectFiles:
         assert first * BLOCK + len(body) <= self.size and (not len(body) % BLOCK or first * BLOCK + len(body) == self.size)
         sums = b"".join(digest(body[at : at + BLOCK]).to_bytes(8, "little") for at in range(0, len(body), BLOCK))
         self.changes += 1
+        new = len(sums) // DIGEST_BYTES - np.count_nonzero(self.digests(first, len(sums) // DIGEST_BYTES))
         try:
             self._unseal()
             _write(self._data, body, first * BLOCK)
             _write(self._sums, memoryview(sums), HEADER_BYTES + first * DIGEST_BYTES)
         except OSError as exc:
             raise translate(exc, self.path) from exc
+        self.absent -= int(new)
 
     def drop(self, first: int, count: int, *, punch: bool) -> None:
         """Make blocks absent, and free their room with `punch`. The lock is held by the caller.
@@ -178,9 +189,11 @@ class ObjectFiles:
             NoSpace, Unavailable: the disk or the file system can't do it; the blocks may be absent nevertheless.
         """
         self.changes += 1
+        there = int(np.count_nonzero(self.digests(first, count)))
         try:
             self._unseal()
             _write(self._sums, memoryview(bytes(count * DIGEST_BYTES)), HEADER_BYTES + first * DIGEST_BYTES)
+            self.absent += there
             if punch and _libc.fallocate(self._data, _PUNCH_HOLE_KEEP_SIZE, first * BLOCK, count * BLOCK):
                 raise OSError(ctypes.get_errno(), "fallocate")
         except OSError as exc:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from vfs.errors import Corrupt, NoSpace, NotFound, Unavailable
 from vfs.extents.books import Books
@@ -269,9 +270,7 @@ class Store:
             if end <= offset:
                 return []
             blocks = blocks_of(offset, end - offset)
-            absent = files.digests(blocks.start, len(blocks)) == 0
-            edges = np.flatnonzero(np.diff(absent, prepend=False, append=False)) + blocks.start
-            return [range(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
+            return _absent_runs(files.digests(blocks.start, len(blocks)), blocks.start)
 
     def write_blocks(self, key: ObjectKey, first: int, body: memoryview | bytes) -> None:
         """Write whole blocks (the object's last may be short) from block `first` on; readers see them when this returns.
@@ -294,8 +293,31 @@ class Store:
         """Write one block: see `write_blocks`."""
         self.write_blocks(key, index, body)
 
+    def needs_seal(self, key: ObjectKey) -> bool:
+        """Return whether every block is there, but nobody has verified them all: `seal` does.
+
+        Raises:
+            NotFound: the object is not here.
+            Corrupt, Unavailable: its files can't be read.
+        """
+        with self._opened(key) as files:
+            return files.absent == 0 and not files.sealed
+
+    def drop_if_broken(self, key: ObjectKey, index: int) -> bool:
+        """Make a block absent if it does not match its digest; returns whether it was so.
+
+        For a reader's complaint: of several that saw the same broken block the last may come when it is right again.
+
+        Raises:
+            NoSpace, Unavailable: the disk refuses.
+        """
+        with contextlib.suppress(NotFound), self._opened(key) as files:
+            if index < block_count(files.size):
+                return bool(self._drop_if_still_broken(files, [index], memoryview(bytearray(BLOCK))))
+        return False
+
     def drop_block(self, key: ObjectKey, index: int) -> None:
-        """Make a block absent that a reader found broken; what is not here is absent already.
+        """Make a block absent ; what is not here is absent already.
 
         Raises:
             NoSpace, Unavailable: the disk refuses.
@@ -397,7 +419,7 @@ class Store:
     def _open_files(self, key: ObjectKey) -> ObjectFiles:
         """Return the files with one user counted; the object is held."""
         opened = ObjectFiles.open(self.root, key)
-        segments = _segments(opened)
+        segments = opened.segments(SEGMENT_BLOCKS)
         with self._lock:
             files = self._files.setdefault(key, opened)
             files.users += 1
@@ -431,7 +453,7 @@ class Store:
     def _enter(self, files: ObjectFiles) -> None:
         """Enter an object whose files have just been made or adopted; `_names` is held."""
         used = files.used()
-        segments = _segments(files)
+        segments = files.segments(SEGMENT_BLOCKS)
         with self._lock:
             if files.key not in self._books:  # the counting thread may have found the new files
                 self._books.add(files.key, 0)
@@ -665,7 +687,9 @@ def _unlink(paths: list[str]) -> None:
             os.unlink(path)
 
 
-def _segments(files: ObjectFiles) -> list[int]:
-    """Return the segments that hold something."""
-    segments: list[int] = np.unique(np.flatnonzero(files.all_digests()) // SEGMENT_BLOCKS).tolist()
-    return segments
+def _absent_runs(digests: npt.NDArray[np.uint64], first: int) -> list[range]:
+    """Return the runs of zeros, as blocks of which `first` is the first."""
+    if digests.all():
+        return []
+    edges = np.flatnonzero(np.diff(digests == 0, prepend=False, append=False)) + first
+    return [range(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]

@@ -1,0 +1,140 @@
+"""What is being fetched of one object, and who waits for it.
+
+Runs on the agent's loop; starts no task and does no I/O. All of it is atomic but `Job.reached`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from vfs.errors import ForemountError
+from vfs.extents.budget import Priority, Ticket
+from vfs.extents.layout import Identity
+from vfs.extents.store import Store
+from vfs.model import ObjectKey
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One fetch of the blocks `[first, stop)`. It belongs to the service: callers come and go.
+
+    Attributes:
+        done: the first block that is not written yet; only grows.
+        priority: of the most urgent caller so far.
+        kept: it is fetched though nobody waits: a prefetch.
+        waiting: callers in `reached`, or about to be.
+        ticket: what it waits for at this moment.
+        tried: requests sent to each replica.
+        error: why it ended before `stop`.
+        ended: nothing more will come of it.
+        task: that runs it, for cancelling.
+    """
+
+    first: int
+    stop: int
+    priority: Priority
+    kept: bool = False
+    done: int = -1
+    waiting: int = 0
+    ticket: Ticket | None = None
+    tried: Counter[Identity] = field(default_factory=Counter)
+    error: ForemountError | None = None
+    ended: bool = False
+    task: asyncio.Task[None] | None = None
+    _wakeups: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.done = self.first
+
+    @property
+    def wanted(self) -> bool:
+        return self.kept or self.waiting > 0
+
+    def join(self, priority: Priority) -> None:
+        """Let a caller of this priority have a part of it."""
+        if priority < self.priority:
+            self.priority = priority
+            if self.ticket is not None:
+                self.ticket.raise_to(priority)
+
+    async def reached(self, stop: int) -> None:
+        """Wait until the blocks before `stop` are written.
+
+        Raises:
+            ForemountError: they won't be.
+
+        Cancellation: the job goes on.
+        """
+        while self.done < stop and not self.ended:
+            wakeup = asyncio.get_running_loop().create_future()
+            self._wakeups.append((stop, wakeup))
+            await wakeup
+        if self.done < stop and self.error is not None:
+            raise self.error
+
+    def advance(self, done: int) -> None:
+        """Note that the blocks before `done` are written."""
+        self.done = max(self.done, done)
+        self._wake(self.done)
+
+    def end(self, error: ForemountError | None) -> None:
+        """Note that no more blocks will come."""
+        self.error = error
+        self.ended = True
+        self._wake(self.stop)
+
+    def _wake(self, done: int) -> None:
+        still = []
+        for stop, wakeup in self._wakeups:
+            if stop > done:
+                still.append((stop, wakeup))
+            elif not wakeup.done():
+                wakeup.set_result(None)
+        self._wakeups = still
+
+
+@dataclass(slots=True, eq=False)
+class FetchedObject:
+    """One version of an object that somebody has open, or that is being fetched.
+
+    Attributes:
+        identity: as the origin states it; `key` follows from it.
+        sources: where its bytes can be had, the preferred one first; those that have lost it are struck out.
+        home: the store that its blocks go to, and which readers are told.
+        holding: whether `home` keeps it from being evicted for us.
+        holds: callers that need it to stay, those in `ensure` included.
+        jobs: going on; their `[done, stop)` don't overlap.
+    """
+
+    identity: Identity
+    key: ObjectKey
+    sources: list[Identity]
+    home: Store
+    holding: bool = False
+    holds: int = 0
+    jobs: list[Job] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return self.identity.version.size
+
+    def job_at(self, block: int) -> Job | None:
+        """Return the job that is going to bring this block."""
+        return next((job for job in self.jobs if job.done <= block < job.stop), None)
+
+    def free_until(self, block: int, stop: int) -> int:
+        """Return where the next job after `block` begins, `stop` at most."""
+        return min((job.done for job in self.jobs if block < job.done < stop), default=stop)
+
+    def next_source(self, job: Job) -> Identity:
+        """Return the replica that was asked least often for this job, of equal ones the preferred."""
+        return min(self.sources, key=lambda source: job.tried[source])
+
+
+def pieces(blocks: range, size_max: int) -> Iterator[range]:
+    """Yield the range in parts of `size_max` blocks at most."""
+    for start in range(blocks.start, blocks.stop, size_max):
+        yield range(start, min(start + size_max, blocks.stop))
