@@ -169,7 +169,7 @@ async def test_watch_yields_good_and_bad_changes_and_goes_on(tmp_path):
     outcomes: asyncio.Queue[object] = asyncio.Queue()
 
     async def follow() -> None:
-        async for outcome in store.watch():
+        async for outcome in store.watch(poll_ms=200):
             await outcomes.put(outcome)
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:

@@ -101,14 +101,14 @@ class PolicyStore:
         """
         return self.reload() if self._take_stamp() != self._stamp else None
 
-    async def watch(self) -> AsyncIterator[Reload | InvalidPolicy]:
+    async def watch(self, *, poll_ms: int = POLL_MS) -> AsyncIterator[Reload | InvalidPolicy]:
         """Reload whenever a document changes, for as long as it is iterated; yield what came of it.
 
         A change that leaves the version as it was yields nothing.
 
         Cancellation: the set in force is whole.
         """
-        async for _ in watchfiles.awatch(*self._directories(), recursive=False, rust_timeout=POLL_MS, yield_on_timeout=True):
+        async for _ in watchfiles.awatch(*self._directories(), recursive=False, rust_timeout=poll_ms, yield_on_timeout=True):
             try:
                 outcome: Reload | InvalidPolicy | None = self.reload_if_changed()
             except InvalidPolicy as exc:
