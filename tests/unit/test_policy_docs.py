@@ -13,7 +13,7 @@ from vfs.policy.cases import CaseFile
 from vfs.policy.facts import PathGlobs
 from vfs.policy.loader import Text, decode_document_value, parse, shipped_directory, shipped_names
 
-POLICIES = Path(str(shipped_directory()))
+POLICIES = Path(str(shipped_directory() / "README.md")).parent
 README = (POLICIES / "README.md").read_text(encoding="utf-8")
 REMEDY = "run: python -m vfs.policy.schema policies"
 

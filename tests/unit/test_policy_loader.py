@@ -107,9 +107,9 @@ def test_unknown_source_is_refused_with_what_there_is(source, tmp_path):
 
 
 def test_shipped_sets_are_found():
-    assert shipped_names() == [
+    assert shipped_names() == (
         "defaults", "evaluation-site", "fine-tuning", "inference-startup", "pretraining", "workstation",
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def test_shipped_defaults_lie_beneath_all_others(tmp_path):
