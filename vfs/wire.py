@@ -74,6 +74,17 @@ class Need(msgspec.Struct, frozen=True, array_like=True, tag=True):
     broken: int = -1
 
 
+class Reads(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What the kernel has read of an open object lately, hits and misses, in order. Not answered: food for prediction.
+
+    Attributes:
+        ranges: (offset, length) of each read.
+    """
+
+    key: ObjectKey
+    ranges: list[tuple[int, int]]
+
+
 class CloseObject(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The worker holds no handle on it any more. Not answered."""
 
@@ -86,7 +97,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True, tag=True):
     values: dict[str, float]
 
 
-Call = Hello | Stat | List | OpenObject | Need | CloseObject | Counters
+Call = Hello | Stat | List | OpenObject | Need | Reads | CloseObject | Counters
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):

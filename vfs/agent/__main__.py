@@ -97,7 +97,9 @@ async def _serve(loaded: config.Config, rundir: RunDir, status: StatusPipe) -> N
             Fetcher(store, spill, sites, memory=memory, clock=clock, limits=FetchLimits())
         )
         objects = Objects(mounts, fetcher)
-        server = WorkerServer(metadata, objects, deadline_s=loaded.limits.origin_deadline)
+        server = WorkerServer(
+            metadata, objects, deadline_s=loaded.limits.origin_deadline, on_reads=lambda key, ranges: None
+        )
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
         facts = Status(loaded, mounts, stores, metadata, objects, server, fetcher.counters)

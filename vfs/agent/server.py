@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from vfs import wire
 from vfs.agent.metadata import Metadata
@@ -26,9 +26,17 @@ class WorkerServer:
         counters: its latest counters.
     """
 
-    def __init__(self, metadata: Metadata, objects: Objects, *, deadline_s: float) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        objects: Objects,
+        *,
+        deadline_s: float,
+        on_reads: Callable[[ObjectKey, list[tuple[int, int]]], None],
+    ) -> None:
         self._metadata = metadata
         self._objects = objects
+        self._on_reads = on_reads
         self._deadline_s = deadline_s
         self.hello: wire.Hello | None = None
         self.counters: dict[str, float] = {}
@@ -99,6 +107,8 @@ class WorkerServer:
                 return wire.Opened(root)
             case wire.Need(key, offset, length, broken):
                 return wire.Ready(await self._objects.need(key, offset, length, broken=broken))
+            case wire.Reads(key, ranges):
+                self._on_reads(key, ranges)
             case wire.CloseObject(key):
                 if key in held:
                     held.remove(key)

@@ -18,6 +18,7 @@ from vfs.extents.layout import BLOCK
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
 from vfs.filesystem.local import LocalSource
+from vfs.filesystem.reads import ReadReports
 from vfs.filesystem.scratch import scratch
 from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node, Source
 from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, object_key, split
@@ -49,6 +50,7 @@ class RemoteTree:
         catalog: Catalog,
         cache_root: str,
         objects: OpenObjects,
+        reports: ReadReports,
         clock: Clock,
         ttl_s: float,
         owner: tuple[int, int],
@@ -58,6 +60,7 @@ class RemoteTree:
         self._catalog = catalog
         self._cache_root = cache_root
         self._objects = objects
+        self._reports = reports
         self._clock = clock
         self.ttl_s = ttl_s
         self._owner = owner
@@ -124,7 +127,7 @@ class RemoteTree:
         if replica is not None:
             return replica
         key = object_key(self._point.site, self._point.site_path(path), version)
-        source = ObjectSource(path, key, version, self._agent, self._objects)
+        source = ObjectSource(path, key, version, self._agent, self._objects, self._reports)
         if not source.open_complete(self._cache_root):
             await source.open_with_agent()
         return source
@@ -186,12 +189,21 @@ class ObjectSource:
         pinned: the agent keeps it from being evicted for us.
     """
 
-    def __init__(self, path: LakePath, key: ObjectKey, version: Version, agent: AgentClient, objects: OpenObjects) -> None:
+    def __init__(
+        self,
+        path: LakePath,
+        key: ObjectKey,
+        version: Version,
+        agent: AgentClient,
+        objects: OpenObjects,
+        reports: ReadReports,
+    ) -> None:
         self._path = path
         self._key = key
         self._version = version
         self._agent = agent
         self._objects = objects
+        self._reports = reports
         self._backing_fd: int | None = None
         self._connection = -1
         self.root = ""
@@ -223,6 +235,7 @@ class ObjectSource:
         length = min(length, self._version.size - offset)
         if length <= 0:
             return b""
+        self._reports.note(self._key, offset, length)
         for _ in range(_REREADS_MAX + 1):
             try:
                 cached = self._objects.get(self._key, self.root)
@@ -243,6 +256,7 @@ class ObjectSource:
     async def _need(self, offset: int, length: int, broken: int = -1) -> None:
         if self._connection != self._agent.connections:
             await self.open_with_agent()  # another agent knows nothing of our objects
+        self._reports.send(self._key)
         call = wire.Need(self._key, offset, length, broken)
         ready = await self._agent.call(call, wire.Ready, self._path)
         if ready.root != self.root:

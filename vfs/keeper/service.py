@@ -284,7 +284,7 @@ class Keeper:
             "--negotiated",
             self.negotiated,
         ]
-        resend = ["--resend"] if action.again and self.connection.agreed.resend else []
+        resend = ["--resend"] if action.again else []  # a kernel without resend still knows our inodes
         return [*base, *fuse, *common, *resend], [status_fd, self.connection.fd]
 
     def _signal(self, name: str, number: int) -> None:

@@ -29,6 +29,7 @@ from vfs.filesystem.agent import AgentClient  # noqa: E402
 from vfs.filesystem.filesystem import FileSystem  # noqa: E402
 from vfs.filesystem.local import LocalTree  # noqa: E402
 from vfs.filesystem.openfiles import OpenFiles  # noqa: E402
+from vfs.filesystem.reads import ReadReports  # noqa: E402
 from vfs.filesystem.remote import OpenObjects, RemoteTree  # noqa: E402
 from vfs.filesystem.tree import Tree  # noqa: E402
 from vfs.keeper.init_codec import Negotiated  # noqa: E402
@@ -96,7 +97,7 @@ class _Worker:
         os.makedirs(self._rundir.public, exist_ok=True)
         clock = SystemClock()
         mounts = build_mount_table(self._config, self._rundir.public)
-        objects = OpenObjects(self._open_max // 4)
+        objects, reports = OpenObjects(self._open_max // 4), ReadReports(self._agent)
         with contextlib.ExitStack() as stack:
             inodes = InodeTable(self._rundir.inodes, fresh=not self._args.resend)
             stack.callback(inodes.close)
@@ -114,6 +115,7 @@ class _Worker:
                         catalog=catalog,
                         cache_root=store_root(self._config.cache.directory),
                         objects=objects,
+                        reports=reports,
                         clock=clock,
                         ttl_s=self._config.limits.listing_ttl,
                         owner=owner,
@@ -122,12 +124,13 @@ class _Worker:
             files = OpenFiles(inodes, self._passthrough, clock, open_max=self._open_max // 4)
             filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4)
             stack.callback(filesystem.close)
-            await self._serve(filesystem)
+            await self._serve(filesystem, reports)
 
-    async def _serve(self, filesystem: FileSystem) -> None:
+    async def _serve(self, filesystem: FileSystem, reports: ReadReports) -> None:
         operations = Operations(filesystem, self._passthrough)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._agent.run)
+            nursery.start_soon(reports.run)
             await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
             nursery.start_soon(self._beat, filesystem)
             nursery.start_soon(_end_on_sigterm)
