@@ -34,6 +34,7 @@ from vfs.filesystem.remote import OpenObjects, RemoteTree  # noqa: E402
 from vfs.filesystem.tree import Tree  # noqa: E402
 from vfs.keeper.init_codec import Negotiated  # noqa: E402
 from vfs.keeper.report import StatusPipe  # noqa: E402
+from vfs.kernel import guard  # noqa: E402
 from vfs.kernel.attach import attach, serve  # noqa: E402
 from vfs.kernel.operations import Operations  # noqa: E402
 from vfs.logs import log_to  # noqa: E402
@@ -144,6 +145,7 @@ class _Worker:
             await trio.sleep(_BEAT_S)
             self._status.beat()
             filesystem.files.close_idle()
+            self._agent.tell_nowait(wire.Counters({name: float(count) for name, count in guard.requests.items()}))
 
 
 async def _end_on_sigterm() -> None:

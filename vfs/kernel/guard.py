@@ -6,6 +6,7 @@ import errno
 import functools
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
@@ -37,6 +38,8 @@ _ERRNOS: dict[type[errors.ForemountError], int] = {
 _EXPECTED = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ESTALE, errno.EROFS)
 """What programs provoke every second: no record above debug."""
 _serial = itertools.count(1)
+requests: Counter[str] = Counter()
+"""Requests of the kernel by handler, and `failed` ones: what `status` shows, and how benchmarks count round trips."""
 
 
 def errno_of(error: errors.ForemountError) -> int:
@@ -56,10 +59,12 @@ def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
 
     @functools.wraps(handler)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        requests[name] += 1
         try:
             return await handler(*args, **kwargs)
         except errors.ForemountError as exc:
             number = errno_of(exc)
+            requests["failed"] += 1
             level = logging.DEBUG if number in _EXPECTED else logging.WARNING
             log.log(level, "%s: %s -> %s", name, exc, errno.errorcode.get(number, number))
             raise pyfuse3.FUSEError(number) from exc

@@ -32,8 +32,6 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self._fs = filesystem
         self._passthrough = passthrough
-        self.requests = 0
-        """Requests answered so far: what the keeper's watchdog takes for progress."""
 
     @guarded
     async def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -170,7 +168,6 @@ class Operations(pyfuse3.Operations):
         return True  # the kernel checks (default_permissions)
 
     def _entry(self, attributes: Attributes) -> EntryAttributes:
-        self.requests += 1
         node, entry = attributes.node, EntryAttributes()
         entry.st_ino = attributes.ino
         entry.generation = 0
