@@ -599,10 +599,8 @@ class Store:
         return 0
 
     def _punch(self, files: ObjectFiles, segment: int) -> int:
-        """Free one segment; 0 where somebody is writing in the object: it must not wait for itself."""
-        if not files.lock.acquire(blocking=False):
-            return 0
-        try:
+        """Free one segment; 0 where the object was sealed meanwhile."""
+        with files.lock:
             with self._lock:
                 record = self._books.record(files.key)
                 if record is None or record.sealed:
@@ -616,8 +614,6 @@ class Store:
                 self._books.resize(files.key, used)
                 self.counters.punches += 1
             return max(before - used, 1)  # a segment that was absent already: look again
-        finally:
-            files.lock.release()
 
     def _note_growth(self) -> None:
         """Record a bound for usage before it is passed; the lock is held."""
