@@ -54,7 +54,7 @@ class Lake:
     @property
     def run_dir(self) -> RunDir:
         """Return where its processes keep their state."""
-        return RunDir(run_dir(settle(str(self.root))))
+        return run_dir(settle(str(self.root)))
 
     def state(self) -> dict[str, Any]:
         """Return the keeper's state file."""
