@@ -13,6 +13,7 @@ from vfs.policy.diff import Change
 from vfs.policy.engine import decide
 from vfs.policy.facts import Facts
 from vfs.policy.store import PolicyStore
+from vfs.policy.watch import watch
 
 
 def write(path: Path, cache: str) -> None:
@@ -169,7 +170,7 @@ async def test_watch_yields_good_and_bad_changes_and_goes_on(tmp_path):
     outcomes: asyncio.Queue[object] = asyncio.Queue()
 
     async def follow() -> None:
-        async for outcome in store.watch(poll_ms=200):
+        async for outcome in watch(store, in_thread=asyncio.to_thread, poll_ms=200):
             await outcomes.put(outcome)
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -188,6 +189,6 @@ async def test_watch_without_files_of_its_own_waits_without_reloading(tmp_path):
     before = store.current
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            async for _ in store.watch():
+            async for _ in watch(store, in_thread=asyncio.to_thread):
                 raise AssertionError("nothing can have changed")
     assert store.current is before

@@ -143,7 +143,8 @@ class RuleSet:
 def decide(rules: RuleSet, facts: Facts) -> Decision:
     """Return the values that hold for this access and which rule gave each.
 
-    Cost: some microseconds with 200 rules; no more memory than `REMEMBERED_MAX` decisions.
+    Cost: 5 to 9 us with 200 rules (measured 2026-11); 0.2 ms where all of them begin and end with a wildcard, as "**/*x*",
+        because each has then to be tried. No more memory than `REMEMBERED_MAX` decisions.
     """
     return rules.decision(rules.matching(facts))
 

@@ -1,28 +1,23 @@
 """The policy in force: the last set of documents that could be used, and how it is replaced.
 
-No task of its own. The agent runs `PolicyStore.watch`; the fs worker calls `reload_if_changed`, which costs one stat for each
+No task of its own. The agent runs `watch.watch`; the fs worker calls `reload_if_changed`, which costs one stat for each
 document when nothing has changed. Reading 1,000 rules takes some 0.2 s, most of it in tomllib: both calls may be made from a
 thread while others decide, because `current` is replaced in one step.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
-import watchfiles
 
 from vfs.errors import InvalidPolicy
 from vfs.policy.diff import Change, diff
 from vfs.policy.engine import RuleSet
 from vfs.policy.loader import compile_rules, expand, read
-
-POLL_MS = 5000
-"""How often `watch` also looks by itself: network file systems tell nothing of changes made elsewhere."""
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 
@@ -104,21 +99,6 @@ class PolicyStore:
         """
         return self.reload() if self._take_stamp() != self._stamp else None
 
-    async def watch(self, *, poll_ms: int = POLL_MS) -> AsyncIterator[Reload | InvalidPolicy]:
-        """Reload whenever a document changes, for as long as it is iterated; yield what came of it.
-
-        A change that leaves the version as it was yields nothing.
-
-        Cancellation: the set in force is whole; a reading that has begun may still be put in force.
-        """
-        async for _ in watchfiles.awatch(*self._directories(), recursive=False, rust_timeout=poll_ms, yield_on_timeout=True):
-            try:
-                outcome: Reload | InvalidPolicy | None = await asyncio.to_thread(self.reload_if_changed)
-            except InvalidPolicy as exc:
-                outcome = exc
-            if isinstance(outcome, InvalidPolicy) or (outcome and outcome.before != outcome.after):
-                yield outcome
-
     def _load(self) -> PolicySet:
         texts = read(self._sources, self._base)
         version = hashlib.sha256()
@@ -135,7 +115,7 @@ class PolicyStore:
         except (InvalidPolicy, OSError):
             return ()  # one is missing: `read` says which
 
-    def _directories(self) -> set[str]:
+    def directories(self) -> set[str]:
         """Return the directories that hold documents: editors replace files, so a watch on the file itself would be lost."""
         paths = [os.path.join(self._base, source) for source in self._sources if not source.startswith("shipped:")]
         found = {path if os.path.isdir(path) else os.path.dirname(path) or "." for path in paths}
