@@ -673,3 +673,13 @@ def test_scratch_holds_every_block_that_a_read_can_touch() -> None:
     assert scratch_bytes(1) == 2 * BLOCK
     assert scratch_bytes(BLOCK) == 2 * BLOCK
     assert scratch_bytes(BLOCK + 1) == 3 * BLOCK
+
+
+def test_many_objects_are_sealed_at_once_but_for_those_that_are_not_complete_or_broken(store: Store) -> None:
+    good = [put(store, content(BLOCK + 5, seed), f"good{seed}") for seed in range(3)]
+    partial = put(store, content(2 * BLOCK), "partial", blocks=range(1))
+    broken = put(store, content(2 * BLOCK), "broken")
+    flip(data_path(store.root, broken), BLOCK)
+    store.seal_many([*good, partial, broken, ObjectKey("f" * 32)])
+    assert [store.stored(key).sealed for key in (*good, partial, broken)] == [True, True, True, False, False]
+    assert store.missing(broken, 0, 2 * BLOCK) == [range(1, 2)]

@@ -508,16 +508,25 @@ class Fetcher:
                 self._complete.put_nowait(fetched.key)
 
     async def _seal_complete(self) -> None:
+        """Seal what is complete: one object alone, or all that became complete meanwhile."""
         while True:
-            key = await self._complete.get()
+            keys = [await self._complete.get()]
+            while not self._complete.empty():
+                keys.append(self._complete.get_nowait())
             try:
-                await asyncio.get_running_loop().run_in_executor(self._sealer, self._store.seal, key)
-            except NotFound:
-                logger.debug("%s was evicted before it was sealed", key)
+                await asyncio.get_running_loop().run_in_executor(self._sealer, self._seal, keys)
             except ForemountError as exc:
-                logger.warning("%s can't be sealed: %s", key, exc)
+                logger.warning("%d objects of %s can't be sealed: %s", len(keys), self._store.root, exc)
             finally:
-                self._count_busy(-1)
+                self._count_busy(-len(keys))
+
+    def _seal(self, keys: Sequence[ObjectKey]) -> None:
+        """Seal objects. In a thread. One that was evicted meanwhile needs none."""
+        if len(keys) == 1:
+            with contextlib.suppress(NotFound):
+                self._store.seal(keys[0])
+        else:
+            self._store.seal_many(list(dict.fromkeys(keys)))
 
     # Small change
 

@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from vfs.errors import Corrupt, NoSpace, NotFound, Unavailable
 from vfs.extents.books import Books
 from vfs.extents.counters import StoreCounters
 from vfs.extents.directory import discard_other_formats, empty, leftovers, read_number, take_lock, write_number
-from vfs.extents.files import ObjectFiles, remove, take_away, translate, used_on_disk
+from vfs.extents.files import ObjectFiles, remove, sync_all, take_away, translate, used_on_disk
 from vfs.extents.layout import BLOCK, FORMAT, Identity, block_count, block_length, blocks_of
 from vfs.model import ObjectKey, object_key
 
@@ -348,9 +348,10 @@ class Store:
         """
         with self._opened(key) as files:
             broken: list[int] = []
-            scratch = memoryview(bytearray(SCRUB_BLOCKS * BLOCK))
-            for first in range(0, block_count(files.size), SCRUB_BLOCKS):
-                count = min(SCRUB_BLOCKS, block_count(files.size) - first)
+            blocks = block_count(files.size)
+            scratch = memoryview(bytearray(min(SCRUB_BLOCKS * BLOCK, files.size)))
+            for first in range(0, blocks, SCRUB_BLOCKS):
+                count = min(SCRUB_BLOCKS, blocks - first)
                 suspects = files.broken_among(first, count, scratch)
                 if suspects:
                     broken += self._drop_if_still_broken(files, suspects, scratch)
@@ -372,21 +373,41 @@ class Store:
             if files.sealed:
                 return True
             changes = files.changes
-            if not files.all_digests().all():
+            if files.absent:
                 return False
             files.sync()
-            if self.verify(key):
+            return self._seal_if_right(files, changes)
+
+    def seal_many(self, keys: Sequence[ObjectKey]) -> None:
+        """Seal those of many objects that are complete and right: as `seal`, with one sync of the file system for all.
+
+        Raises:
+            Unavailable: the disk fails. Objects that can't be sealed for a reason of their own are left as they are.
+        """
+        changes: dict[ObjectKey, int] = {}
+        for key in keys:
+            with contextlib.suppress(NotFound, Corrupt, NoSpace, Unavailable), self._opened(key) as files:
+                if not files.sealed and not files.absent:
+                    changes[key] = files.changes
+        sync_all(self.root)
+        for key, mark in changes.items():
+            with contextlib.suppress(NotFound, Corrupt, NoSpace, Unavailable), self._opened(key) as files:
+                self._seal_if_right(files, mark)
+
+    def _seal_if_right(self, files: ObjectFiles, changes: int) -> bool:
+        """Verify and seal an object that was synced when it had undergone `changes` changes."""
+        if self.verify(files.key):
+            return False
+        with files.lock:
+            if files.changes != changes or not files.all_digests().all():
                 return False
-            with files.lock:
-                if files.changes != changes or not files.all_digests().all():
-                    return False
-                with self._lock:
-                    record = self._books.record(key)
-                    assert record is not None
-                    record.sealed = True
-                    self.counters.sealed += 1
-                files.seal()
-            return True
+            with self._lock:
+                record = self._books.record(files.key)
+                assert record is not None
+                record.sealed = True
+                self.counters.sealed += 1
+            files.seal()
+        return True
 
     # Inside: files
 
