@@ -63,6 +63,10 @@ class Unsupported(ForemountError):
     """The site or the mount can't do this."""
 
 
+class CrossesMounts(Unsupported):
+    """The two names lie on different mounts."""
+
+
 class Stale(ForemountError):
     """The object has moved on to another version."""
 

@@ -8,7 +8,7 @@ here: the agent puts them into the cache, an answer says that they are there.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from vfs.errors import Failure, ForemountError
 from vfs.model import Entry, LakePath, ObjectKey, Version
 from vfs.units import encode_unit
 
+MessageT = TypeVar("MessageT")
 FRAME_BYTES_MAX = 16 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -230,7 +231,7 @@ class FrameBuffer:
         return bodies
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
+def _decode(decoder: msgspec.msgpack.Decoder[MessageT], body: bytes) -> MessageT:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as exc:

@@ -111,6 +111,8 @@ class Metadata:
                 and (generation == current.generation or self._is_fresh(path, current))
             ):
                 return wire.Listed(current.generation, current.count, complete=True)
+            if current is not None and (current.complete or current.previous):
+                self._refuse_while_resting(self._point(path).site, path)
             run = self._start(path)
         return await self._wait(run, after)
 
@@ -122,6 +124,7 @@ class Metadata:
         return wire.Listed(run.listing.generation, run.listing.count, run.listing.complete)
 
     def _start(self, path: LakePath) -> _Run:
+        self._lookups.pop(path, None)  # counted anew within the life of this listing
         run = _Run(self._catalog.begin_listing(path, self._clock.wall_ns()))
         self._runs[path] = run
         self._spawn(self._list(path, run))
@@ -164,19 +167,25 @@ class Metadata:
         try:
             listed = await self.list(parent, 0, 0)
             while not listed.complete and listed.count < _ENTRIES_FOR_LOOKUP:
-                known = self._catalog.known(path)
-                if known is not None and known.generation == listed.generation:
+                if (known := self._seen_since(path, listed.generation)) is not None:
                     return True, known.entry
                 listed = await self.list(parent, listed.generation, listed.count)
         except (NotFound, NotADirectory, Unavailable):
             return False, None
-        known = self._catalog.known(path)
-        if known is not None and known.generation == listed.generation:
+        if (known := self._seen_since(path, listed.generation)) is not None:
             return True, known.entry
         return (True, None) if listed.complete else (False, None)
 
+    def _seen_since(self, path: LakePath, generation: int) -> Known | None:
+        """Return what was said about a path in this listing of its directory, or by itself since it was begun."""
+        known, listing = self._catalog.known(path), self._catalog.listing(LakePath(split(path)[0]))
+        if known is None or listing is None or listing.generation != generation:
+            return None
+        return known if known.generation == generation or known.seen_ns >= listing.begun_ns else None
+
     async def _stat(self, point: MountPoint, path: LakePath) -> Entry | None:
-        self._refuse_while_resting(point.site, path)
+        if self._catalog.known(path) is not None:
+            self._refuse_while_resting(point.site, path)
         try:
             entry: Entry | None = await self._site(point).stat(point.site_path(path))
         except NotFound:
@@ -190,8 +199,7 @@ class Metadata:
         return entry
 
     def _refuse_while_resting(self, site: SiteName, path: LakePath) -> None:
-        known = self._catalog.known(path)
-        if known is not None and self._clock.monotonic_s() < self._resting_until_s.get(site, 0.0):
+        if self._clock.monotonic_s() < self._resting_until_s.get(site, 0.0):
             raise Unavailable(path, f"site {site} did not answer a moment ago")
 
     def _note(self, site: SiteName, error: ForemountError) -> None:

@@ -39,6 +39,7 @@ class WorkerServer:
         self._on_reads = on_reads
         self._deadline_s = deadline_s
         self.hello: wire.Hello | None = None
+        self._greeted: asyncio.StreamWriter | None = None
         self.counters: dict[str, float] = {}
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -70,6 +71,8 @@ class WorkerServer:
                 while received := await reader.read(_READ_BYTES):
                     for body in frames.feed(received):
                         request = wire.decode_request(body)
+                        if isinstance(request.call, wire.Hello):
+                            self._greeted = writer
                         group.create_task(self._answer(request, writer, held))
                 raise _Gone
         except* (_Gone, ConnectionError, wire.BrokenFrame):
@@ -77,6 +80,8 @@ class WorkerServer:
         finally:
             for key in held:
                 self._objects.close(key)
+            if writer is self._greeted:
+                self.hello = self._greeted = None
             writer.close()
 
     async def _answer(self, request: wire.Request, writer: asyncio.StreamWriter, held: set[ObjectKey]) -> None:

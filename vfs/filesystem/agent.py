@@ -125,8 +125,8 @@ class AgentClient:
                 nursery.start_soon(self._send, stream)
                 await self._receive(stream)
                 nursery.cancel_scope.cancel()
-        except (trio.BrokenResourceError, wire.BrokenFrame) as exc:
-            log.info("connection to the agent broke: %s", exc)
+        except* (trio.BrokenResourceError, wire.BrokenFrame) as broken:
+            log.info("connection to the agent broke: %s", broken.exceptions[0])
 
     async def _send(self, stream: trio.SocketStream) -> None:
         try:

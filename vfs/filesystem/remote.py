@@ -111,14 +111,16 @@ class RemoteTree:
         return Node(entry.kind, identity, version, mode, *self._owner, target=entry.target)
 
     async def open_directory(self, path: LakePath) -> RemoteDirectory:
-        listing = self._catalog.listing(path)
+        listing, current = self._catalog.listing(path), True
         if listing is None or not self._is_current(listing):
             try:
                 await self._agent.call(wire.List(path, 0, 0), wire.Listed, path)
             except (Unavailable, DeadlineExceeded):
                 if listing is None or not (listing.complete or listing.previous):
                     raise
-        return RemoteDirectory(path, self._catalog, self._agent, self._node)
+                log.debug("%s: origin away, serving its last complete listing", path)
+                current = False
+        return RemoteDirectory(path, self._catalog, self._agent, self._node, current=current)
 
     async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> Source:
         if write:
@@ -179,6 +181,12 @@ class OpenObjects:
         found = self._objects.pop(key, None)
         if found is not None:
             found.close()
+
+    def drop_if_gone(self, key: ObjectKey) -> None:
+        """Close the object if it has left its store: what comes later lies in other files."""
+        found = self._objects.get(key)
+        if found is not None and found.gone():
+            self.drop(key)
 
 
 class ObjectSource:
@@ -246,8 +254,7 @@ class ObjectSource:
                         return found
                     gap = offset, length  # evicted between the two looks
                 await self._need(*gap)
-                if cached.gone():
-                    self._objects.drop(self._key)
+                self._objects.drop_if_gone(self._key)
             except (NotFound, Corrupt) as exc:
                 self._objects.drop(self._key)
                 await self._repair(exc, offset, length)
@@ -270,6 +277,7 @@ class ObjectSource:
         else:
             log.warning("%s: cache entry can't be used, making it anew: %s", self._path, error)
             await self.open_with_agent()
+            await self._need(offset, length)
 
     async def write(self, offset: int, content: Buffer) -> int:
         raise ReadOnly(self._path)
@@ -290,10 +298,16 @@ class RemoteDirectory:
     """A directory stream over the catalog, going on while the agent lists.
 
     A position holds generation and place: another worker continues in the same listing.
+
+    Args:
+        current: the origin answers; where it does not, a complete older listing is better than one that hangs.
     """
 
-    def __init__(self, path: LakePath, catalog: Catalog, agent: AgentClient, node: Callable[[Entry], Node]) -> None:
+    def __init__(
+        self, path: LakePath, catalog: Catalog, agent: AgentClient, node: Callable[[Entry], Node], *, current: bool
+    ) -> None:
         self._path = path
+        self._current = current
         self._catalog = catalog
         self._agent = agent
         self._node = node
@@ -320,15 +334,18 @@ class RemoteDirectory:
         listing = self._catalog.listing(self._path)
         if listing is None:
             raise NotADirectory(self._path)
-        if not listing.complete and not self._agent.connected and listing.previous:
+        if not listing.complete and listing.previous and not (self._current and self._agent.connected):
             return listing.previous
         return listing.generation
 
     async def _is_at_end(self, generation: int, place: int) -> bool:
         """Wait for more of a listing that is under way; return whether there will be none."""
         listing = self._catalog.listing(self._path)
+        if listing is not None and listing.previous == generation:
+            return True  # replaced meanwhile, but it was complete and is still there
         if listing is None or listing.generation != generation:
-            return True  # replaced by a later listing, or withdrawn: what we have is all there is of it
+            # Withdrawn because the origin failed, or replaced twice: an end here would be a listing with names missing.
+            raise Stale(self._path, "was listed anew while being read", "read the directory again")
         if listing.complete:
             return place >= listing.count
         listed = await self._agent.call(wire.List(self._path, generation, place), wire.Listed, self._path)

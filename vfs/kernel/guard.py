@@ -28,6 +28,7 @@ _ERRNOS: dict[type[errors.ForemountError], int] = {
     errors.Denied: errno.EACCES,
     errors.ReadOnly: errno.EROFS,
     errors.Unsupported: errno.EOPNOTSUPP,
+    errors.CrossesMounts: errno.EXDEV,  # mv and ln then copy
     errors.Stale: errno.ESTALE,
     errors.Corrupt: errno.EIO,
     errors.Unavailable: errno.EIO,

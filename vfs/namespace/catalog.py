@@ -52,6 +52,7 @@ class Listing(msgspec.Struct, frozen=True, array_like=True):
         complete: all are there.
         begun_ns: when the listing was begun, wall clock: what it says is not younger.
         previous: the last complete generation before this one, else 0.
+        last: the highest generation that was ever begun, where that one failed and is not this one, else 0.
     """
 
     generation: int
@@ -59,6 +60,7 @@ class Listing(msgspec.Struct, frozen=True, array_like=True):
     complete: bool
     begun_ns: int
     previous: int = 0
+    last: int = 0
 
 
 class Catalog:
@@ -78,6 +80,7 @@ class Catalog:
             env = lmdb.open(
                 self._directory, map_size=_MAP_BYTES, max_dbs=4, max_readers=_READERS_MAX, readonly=True, create=False
             )
+            env.reader_check()  # slots of workers that were killed: they hold back free pages, and there are only so many
             self._use(env, create=False)
         except lmdb.Error:
             return False
@@ -161,7 +164,7 @@ class CatalogWriter(Catalog):
                 previous = old.generation if old.complete else old.previous
                 for generation in {old.generation, old.previous} - {previous, 0}:
                     self._drop_generation(txn, path, generation)
-            last = old.generation if old is not None else 0
+            last = max(old.generation, old.last) if old is not None else 0
             begun = Listing(last % GENERATION_MAX + 1, 0, complete=False, begun_ns=now_ns, previous=previous)
             txn.put(_directory(path), _encoder.encode(begun), db=self._listings)
         return begun
@@ -179,13 +182,13 @@ class CatalogWriter(Catalog):
         return grown
 
     def complete_listing(self, path: LakePath, listing: Listing) -> Listing:
-        """Mark the listing complete; names that the previous one had and this one has not are gone."""
+        """Mark the listing complete; names that the previous one had and nobody has seen since it was begun are gone."""
         done = msgspec.structs.replace(listing, complete=True)
         directory = _directory(path)
         with self._env.begin(write=True) as txn:
             for name in list(self._names(txn, path, listing.previous)) if listing.previous else []:
                 raw = txn.get(directory + name, db=self._entries)
-                if raw is not None and _known.decode(raw).generation == listing.previous:
+                if raw is not None and _is_gone(_known.decode(raw), listing):
                     txn.delete(directory + name, db=self._entries)
             txn.put(directory, _encoder.encode(done), db=self._listings)
         return done
@@ -194,12 +197,10 @@ class CatalogWriter(Catalog):
         """Take back a listing that failed: the previous complete one is in force again."""
         with self._env.begin(write=True) as txn:
             self._drop_generation(txn, path, listing.generation)
-            if listing.previous:
-                count = sum(1 for _ in self._names(txn, path, listing.previous))
-                old = Listing(listing.previous, count, complete=True, begun_ns=0)
-                txn.put(_directory(path), _encoder.encode(old), db=self._listings)
-            else:
-                txn.delete(_directory(path), db=self._listings)
+            count = sum(1 for _ in self._names(txn, path, listing.previous)) if listing.previous else 0
+            # Its number is not used again: entries carry it, and readers may stand in it.
+            old = Listing(listing.previous, count, complete=bool(listing.previous), begun_ns=0, last=listing.generation)
+            txn.put(_directory(path), _encoder.encode(old), db=self._listings)
 
     def _names(self, txn: Any, path: LakePath, generation: int) -> Iterator[bytes]:
         prefix = _position(path, generation, 0)[:20]
@@ -220,6 +221,10 @@ class CatalogWriter(Catalog):
 _encoder = msgspec.msgpack.Encoder()
 _known = msgspec.msgpack.Decoder(Known)
 _listing = msgspec.msgpack.Decoder(Listing)
+
+
+def _is_gone(known: Known, listing: Listing) -> bool:
+    return known.generation != listing.generation and known.seen_ns < listing.begun_ns
 
 
 def _directory(path: str) -> bytes:
