@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vfs.errors import Denied, IsADirectory, NotADirectory, NotFound, ReadOnly, Unsupported
+from vfs.errors import CrossesMounts, Denied, IsADirectory, NotADirectory, NotFound, ReadOnly, Stale, Unsupported
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.merged import MergedDirectory
 from vfs.filesystem.openfiles import Opener, OpenFiles
@@ -24,6 +24,8 @@ from vfs.namespace.inodes import ROOT, InodeTable, Row
 from vfs.namespace.mounts import MountTable
 
 log = logging.getLogger(__name__)
+_RENAME_EXCHANGE = 2
+"""Of renameat2."""
 _TABLE_TTL_S = 3600.0
 """Directories that the mount table alone makes don't change while it is mounted."""
 
@@ -86,7 +88,7 @@ class FileSystem:
     async def attributes(self, ino: Ino) -> Attributes:
         """Return the attributes of an inode; of a version that has moved on, what they were."""
         if ino == ROOT:
-            return Attributes(ROOT, self._table_node(), _TABLE_TTL_S)
+            return Attributes(ROOT, *await self._mount_node(LakePath("")))
         inode = self.inodes.get(ino)
         path = self.inodes.path(ino)
         tree = self._tree(path)
@@ -95,10 +97,17 @@ class FileSystem:
         try:
             node, ttl_s = await self._lookup(path)
         except NotFound:
-            return Attributes(ino, _node_of(inode.row), 0.0)
-        if node.identity != inode.row.identity:
-            return Attributes(ino, _node_of(inode.row), 0.0)
+            node = None
+        if node is None or node.identity != inode.row.identity:
+            return Attributes(ino, self._nameless_node(ino) or _node_of(inode.row), 0.0)
         return Attributes(ino, node, ttl_s)
+
+    def _nameless_node(self, ino: Ino) -> Node | None:
+        """Return the attributes of an open local file that has lost its name; None: it is not open here."""
+        file, tree = self.files.get(ino), self._tree(self.inodes.path(ino))
+        if file is None or file.source is None or file.source.backing_fd is None or not isinstance(tree, LocalTree):
+            return None
+        return tree.node_of_open(file.source.backing_fd)
 
     async def readlink(self, ino: Ino) -> bytes:
         """Return what a symlink points to."""
@@ -279,7 +288,7 @@ class FileSystem:
         tree, path, _ = self._writable_path(parent, name)
         source = self.inodes.path(ino)
         if self._tree(source) is not tree:
-            raise Unsupported(path, "a link can't cross mounts")
+            raise CrossesMounts(path, "a link can't cross mounts")
         tree.make_link(source, path)
         return await self.lookup(parent, name)
 
@@ -301,8 +310,11 @@ class FileSystem:
         tree, path, _ = self._writable_path(parent, name)
         new_tree, new_path, _ = self._writable_path(new_parent, new_name)
         if new_tree is not tree:
-            raise Unsupported(path, "a rename can't cross mounts")
+            raise CrossesMounts(path, "a rename can't cross mounts")
         tree.rename(path, new_path, flags)
+        if flags & _RENAME_EXCHANGE:
+            self.inodes.exchange(parent, name, new_parent, new_name)
+            return
         self._let_go(new_parent, new_name)
         self.inodes.rename(parent, name, new_parent, new_name)
 
@@ -311,6 +323,8 @@ class FileSystem:
         tree, path, _ = self._writable_path(*self._parent_and_name(ino))
         file = self.files.get(ino)
         fd = file.source.backing_fd if file is not None and file.source is not None else None
+        if fd is None and tree.node(tree.host_path(path), path).identity != self.inodes.get(ino).row.identity:
+            raise Stale(path, "was replaced")  # the name is another file's by now
         tree.change(path, fd, **changes)
         return await self.attributes(ino)
 

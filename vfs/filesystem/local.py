@@ -10,19 +10,22 @@ inode in the mount. Writable, it is (device, inode): it changes through the moun
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 import struct
 
-from vfs.errors import Denied, ReadOnly, Stale, Unavailable
+from vfs.errors import ReadOnly, Stale, Unavailable
 from vfs.filesystem.scratch import scratch
 from vfs.filesystem.tree import Buffer, Child, Node
 from vfs.model import Kind, LakePath, Version
 from vfs.namespace.mounts import MountPoint
-from vfs.oserrors import Translated, meaning_of
+from vfs.oserrors import Translated
 
 TTL_S = 1.0
 """How long the kernel believes names and attributes of a local directory: what `ls` twice in a second costs nothing."""
+_NOT_FOR_WRITING = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY))
+"""What the system says of a file that may well be read: by its mode, its disk, or because it is a program that runs."""
 _LISTING_BYTES = 64 << 10
 _KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +62,10 @@ class LocalTree:
             target = os.readlink(host_path) if stat.S_ISLNK(found.st_mode) else b""
         return self._node(found, os.fsdecode(target))
 
+    def node_of_open(self, fd: int) -> Node:
+        """Return the attributes of an open file, which may have lost its name."""
+        return self._node(os.fstat(fd))
+
     def _node(self, found: os.stat_result, target: str = "") -> Node:
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.FILE)
         identity = f"{found.st_dev}:{found.st_ino}"
@@ -78,14 +85,13 @@ class LocalTree:
             raise ReadOnly(path, "lies on a mount that is not writable")
         flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
         host_path = self.host_path(path)
-        try:
-            fd = os.open(host_path, flags)
-        except PermissionError as exc:
-            if write or not self.writable:
-                raise Denied(path, "the local disk refuses access") from exc
-            fd = os.open(host_path, (flags & ~os.O_RDWR) | os.O_RDONLY)
-        except OSError as exc:
-            raise meaning_of(exc, path) from exc
+        with Translated(path):
+            try:
+                fd = os.open(host_path, flags)
+            except OSError as exc:
+                if write or not self.writable or exc.errno not in _NOT_FOR_WRITING:
+                    raise
+                fd = os.open(host_path, flags & ~os.O_RDWR)
         source = LocalSource(fd, path)
         if self._node(os.fstat(fd)).identity != identity:
             source.close()
@@ -99,7 +105,7 @@ class LocalTree:
         with Translated(path):
             fd = os.open(self.host_path(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
-                _own(fd, owner)
+                _own(fd, self._owner_below(path, owner))
                 os.fchmod(fd, stat.S_IMODE(mode))
             finally:
                 os.close(fd)
@@ -109,7 +115,7 @@ class LocalTree:
         host_path = self.host_path(path)
         with Translated(path):
             os.mkdir(host_path, 0o700)
-            _own(host_path, owner)
+            _own(host_path, self._owner_below(path, owner))
             os.chmod(host_path, stat.S_IMODE(mode) | (os.stat(host_path).st_mode & stat.S_ISGID))
 
     def make_symlink(self, path: LakePath, target: bytes, owner: tuple[int, int]) -> None:
@@ -117,7 +123,12 @@ class LocalTree:
         host_path = self.host_path(path)
         with Translated(path):
             os.symlink(target, host_path)
-            _own(host_path, owner)
+            _own(host_path, self._owner_below(path, owner))
+
+    def _owner_below(self, path: LakePath, owner: tuple[int, int]) -> tuple[int, int]:
+        """Return whose a new object at `path` is: a directory with the setgid bit gives it its own group."""
+        parent = os.stat(os.path.dirname(self.host_path(path)))
+        return (owner[0], parent.st_gid) if parent.st_mode & stat.S_ISGID else owner
 
     def make_link(self, path: LakePath, new_path: LakePath) -> None:
         """Create a hard link."""

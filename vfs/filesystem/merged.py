@@ -1,7 +1,6 @@
-"""A directory in which something is mounted: the origin's entries with the mount table's names laid over them.
+"""A directory in which something is mounted: the mount table's names, then the origin's entries but for those names.
 
-Such directories are small and near the root; the whole is held in memory, in the order of a hash of the name, so that a
-position means the same to the next worker.
+It may be the root of a flat dataset of millions of files, so the origin's stream is passed through, not collected.
 """
 
 from __future__ import annotations
@@ -14,26 +13,29 @@ from vfs.filesystem.tree import Child, Directory, Node
 
 
 class MergedDirectory:
-    """A directory stream over `base` (None: the origin has no such directory) with `over` on top."""
+    """A directory stream over `base` (None: the origin has no such directory) with `over` before it.
+
+    The positions of `over` are 62 bits of a hash, the same for every worker, so that they are none of the origin's: those
+    are hashes too, or small numbers.
+    """
 
     def __init__(self, over: Mapping[bytes, Node], base: Directory | None) -> None:
-        self._over = over
+        self._over = [Child(name, node, _position_of(name)) for name, node in sorted(over.items())]
         self._base = base
-        self._children: list[Child] | None = None
 
     async def read(self, position: int) -> list[Child]:
-        if self._children is None or position == 0:
-            self._children = await self._collect()
-        return [child for child in self._children if child.position > position]
+        first = next((at for at, child in enumerate(self._over, 1) if child.position == position), 0)
+        if self._over[first:] and (first or not position):
+            return self._over[first:]
+        return await self._read_base(0 if first else position)
 
-    async def _collect(self) -> list[Child]:
-        nodes = dict(self._over)
-        position = 0
+    async def _read_base(self, position: int) -> list[Child]:
+        hidden = {child.name for child in self._over}
         while self._base is not None and (page := await self._base.read(position)):
+            if shown := [child for child in page if child.name not in hidden]:
+                return shown
             position = page[-1].position
-            nodes |= {child.name: child.node for child in page if child.name not in self._over}
-        children = [Child(name, node, _position_of(name)) for name, node in nodes.items()]
-        return sorted(children, key=lambda child: child.position)
+        return []
 
     def close(self) -> None:
         if self._base is not None:

@@ -102,7 +102,11 @@ class OpenFiles:
         """Return the source of an inode that the kernel has open; opened again where only an earlier worker had it."""
         file = self._files.get(ino) or await self._open_once(ino, opener, writable=writable)
         if file.source is None:
-            file.source = await opener()
+            source = await opener()
+            if file.source is not None or self._files.get(ino) is not file:  # others were faster, or closed it
+                source.close()
+                return await self.source(ino, opener, writable=writable)
+            file.source = source
         return file.source
 
     async def _open_once(self, ino: Ino, opener: Opener, *, writable: bool) -> OpenFile:

@@ -24,6 +24,10 @@ from vfs.model import Ino, Kind, LakePath, Version
 ROOT = Ino(1)
 _MAP_BYTES = 64 << 30
 _NO_BACKING = 0
+_WORKER = b"worker"
+"""Key of the number of workers so far, shorter than any name's. Each takes its inode numbers from a range of its own: the
+highest row says nothing about numbers that were used and forgotten."""
+_NUMBERS_BITS = 40
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -86,8 +90,11 @@ class InodeTable:
             with self._env.begin(write=True) as txn:
                 txn.drop(self._rows, delete=False)
                 txn.drop(self._names, delete=False)
-        with self._env.begin(db=self._rows) as txn, txn.cursor() as cursor:
-            self._next = Ino(int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else ROOT + 1)
+        self._env.reader_check()  # slots of workers that were killed
+        with self._env.begin(write=True, db=self._names) as txn:
+            worker = int.from_bytes(txn.get(_WORKER, default=b""), "big")
+            txn.put(_WORKER, _key(worker + 1))
+        self._next = Ino((worker << _NUMBERS_BITS) + ROOT + 1)
         self._inherited_below = self._next
         # The root has no parent and no name; its row is never written.
         self._hot[ROOT] = Inode(ROOT, Row(ROOT, b"", Kind.DIRECTORY, "table", Version(0), 0o40555, 0, 0, 2, "", lookups=1))
@@ -187,6 +194,21 @@ class InodeTable:
                 inode.row.parent, inode.row.name = new_parent, new_name
                 self._txn.put(_key(new_parent) + new_name, _key(inode.ino), db=self._names)
                 self._txn.put(_key(inode.ino), _encode(inode.row), db=self._rows)
+
+    def exchange(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
+        """Let two names stand for each other's inodes."""
+        here, there = self.child(parent, name), self.child(new_parent, new_name)
+        with self.batch():
+            self._place(here, new_parent, new_name)
+            self._place(there, parent, name)
+
+    def _place(self, inode: Inode | None, parent: Ino, name: bytes) -> None:
+        if inode is None:
+            self._txn.delete(_key(parent) + name, db=self._names)
+            return
+        inode.row.parent, inode.row.name = parent, name
+        self._txn.put(_key(parent) + name, _key(inode.ino), db=self._names)
+        self._txn.put(_key(inode.ino), _encode(inode.row), db=self._rows)
 
     def path(self, ino: Ino, *names: bytes) -> LakePath:
         """Return the lake path of `names` below the inode, non-UTF-8 bytes as surrogates."""
