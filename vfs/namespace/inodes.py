@@ -238,7 +238,7 @@ class InodeTable:
     def _cool(self) -> None:
         """Write the older half of the closed inodes back and drop them from memory."""
         cold = [inode for inode in self._hot.values() if not inode.opens and inode.ino != ROOT]
-        cold = cold[: self._hot_max // 2]
+        cold = cold[:-1][: self._hot_max // 2]  # the last one has just come in and is about to be used
         with self.batch():
             for inode in cold:
                 self._txn.put(_key(inode.ino), _encode(inode.row), db=self._rows)
