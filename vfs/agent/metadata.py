@@ -154,7 +154,10 @@ class Metadata:
             run.advance()
 
     def _should_list(self, parent: LakePath) -> bool:
-        """Count a lookup in `parent`; return whether it is time to list it."""
+        """Count a lookup in `parent`; return whether its listing is to answer: it is there, or it is time to have one."""
+        listing = self._catalog.listing(parent)
+        if parent in self._runs or (listing is not None and listing.complete and self._is_fresh(parent, listing)):
+            return True
         count = self._lookups.get(parent, 0) + 1
         self._lookups[parent] = count
         self._lookups.move_to_end(parent)
