@@ -40,8 +40,8 @@ _KEEPER_END_S = 15.0
 
 
 @click.command()
-@click.argument("config", type=click.Path())
-@click.argument("mountpoint", type=click.Path())
+@click.argument("config")
+@click.argument("mountpoint")
 @click.option("--foreground", is_flag=True, help="Stay in the foreground, as systemd (Type=notify) wants it.")
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds until the mount has to answer.")
 @click.option("--no-passthrough", is_flag=True, help="Read local files through the page cache, to compare or to rule it out.")
@@ -65,6 +65,7 @@ def mount(
         config=config_path,
         run_dir=directory.path,
         why_no_passthrough=why_no_passthrough,
+        read_only=not any(entry.writable for entry in loaded.mounts),
         read_ahead_kb=int(loaded.limits.read_ahead) >> 10,
         foreground=foreground,
     )

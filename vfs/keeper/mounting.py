@@ -20,7 +20,7 @@ from vfs.keeper import init_codec, mountinfo, procfs, state
 from vfs.keeper.mountinfo import FS_TYPE
 
 SOURCE = "foremount"
-MS_NOSUID, MS_NODEV = 2, 4
+MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 CAP_SYS_ADMIN = 21
 INIT_DEADLINE_S = 10.0
@@ -59,17 +59,18 @@ class Connection:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def open_connection(mountpoint: str, *, why_no_passthrough: str) -> Connection:
+def open_connection(mountpoint: str, *, why_no_passthrough: str, read_only: bool = False) -> Connection:
     """Mount at this path and answer the kernel's INIT.
 
     Args:
         mountpoint: settled (`vfs.rundir.settle`), an existing directory with nothing mounted on it.
         why_no_passthrough: the host's reason against it, or "".
+        read_only: mount it so.
     Raises:
         CantMount: with reason and hint; nothing stays mounted.
     """
     as_root = os.geteuid() == 0
-    fd = _mount_as_root(mountpoint) if as_root else _mount_as_user(mountpoint)
+    fd = (_mount_as_root if as_root else _mount_as_user)(mountpoint, read_only)
     try:
         entry = mountinfo.on_top(mountinfo.read(), mountpoint)
         if entry is None or entry.fs_type != FS_TYPE:
@@ -211,7 +212,7 @@ def fuse_descriptors() -> list[int]:
     return found
 
 
-def _mount_as_root(mountpoint: str) -> int:
+def _mount_as_root(mountpoint: str, read_only: bool) -> int:
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
@@ -219,7 +220,7 @@ def _mount_as_root(mountpoint: str) -> int:
             f"/dev/fuse can't be opened: {exc.strerror}", "modprobe fuse; in a container pass --device /dev/fuse"
         ) from exc
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
-    flags = MS_NOSUID | MS_NODEV
+    flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
     if _libc.mount(SOURCE.encode(), os.fsencode(mountpoint), FS_TYPE.encode(), flags, options.encode()) != 0:
         number = ctypes.get_errno()
         os.close(fd)
@@ -228,11 +229,13 @@ def _mount_as_root(mountpoint: str) -> int:
     return fd
 
 
-def _mount_as_user(mountpoint: str) -> int:
+def _mount_as_user(mountpoint: str, read_only: bool) -> int:
     """Have fusermount3 open and mount; it passes the descriptor through the socket that _FUSE_COMMFD names."""
     options = f"fsname={SOURCE},subtype=foremount,default_permissions,nosuid,nodev"
     if user_allow_other():
         options += ",allow_other"
+    if read_only:
+        options += ",ro"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         environ = {**os.environ, "_FUSE_COMMFD": str(theirs.fileno())}

@@ -50,6 +50,8 @@ class Options:
         read_ahead_kb: what to raise the kernel's read-ahead to; 0 leaves it.
         ready_fd: where to write "ready" or "failed REASON", or -1.
         foreground: log to standard error too.
+        read_only: nothing below can be written. The kernel then also keeps attributes over a read, which it otherwise
+            asks for again because of the access time.
         commands: how the children are started, for tests of the keeper alone; {} for the real ones.
         limits: overrides of `supervise.Limits` by name.
     """
@@ -61,6 +63,7 @@ class Options:
     read_ahead_kb: int = 0
     ready_fd: int = -1
     foreground: bool = False
+    read_only: bool = False
     commands: dict[str, list[str]] | None = None
     limits: dict[str, float] | None = None
 
@@ -133,7 +136,9 @@ class Keeper:
             log.warning("%s", sentence)
         self._save()
         why_not = self.options.why_no_passthrough or mounting.host_against_passthrough()
-        connection = mounting.open_connection(self.options.mountpoint, why_no_passthrough=why_not)
+        connection = mounting.open_connection(
+            self.options.mountpoint, why_no_passthrough=why_not, read_only=self.options.read_only
+        )
         assert mounting.fuse_descriptors() == [connection.fd], "a second /dev/fuse descriptor would outlive the mount"
         self.connection = connection
         self.negotiated = connection.agreed.to_text()
