@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+from tests.servers import Missing
+from tests.servers.hdfs import Hdfs
+from tests.servers.hdfs import hdfs as start_hdfs
+from tests.servers.nginx import Nginx
+from tests.servers.nginx import nginx as start_nginx
+from tests.servers.seaweedfs import SeaweedFs
+from tests.servers.seaweedfs import seaweedfs as start_seaweedfs
 from tests.servers.wan_origin import WanOrigin
 from tests.servers.wan_origin import wan_origin as start_wan_origin
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +46,35 @@ def wan_root(wan_origin: WanOrigin, tmp_path: Path) -> Path:
     root = wan_origin.root / tmp_path.name
     root.mkdir()
     return root
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """The one nginx of this run; put files below a directory of your own in its root."""
+    with _or_skip(start_nginx(tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFs]:
+    """The one S3 server of this run; put objects below a prefix of your own in its bucket."""
+    with _or_skip(start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """The one HDFS of this run; put files below a directory of your own."""
+    with _or_skip(start_hdfs(tmp_path_factory.mktemp("hdfs"))) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _or_skip(server: AbstractContextManager[T]) -> Iterator[T]:
+    """Run the server, or skip the test where this machine can't."""
+    with contextlib.ExitStack() as started:
+        try:
+            running = started.enter_context(server)
+        except Missing as missing:
+            pytest.skip(str(missing))
+        yield running

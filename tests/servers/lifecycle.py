@@ -61,9 +61,18 @@ def accepts(port: int) -> bool:
 
 @contextlib.contextmanager
 def running(
-    argv: Sequence[str], log: Path, *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    log: Path,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    patience_s: float = END_S,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program with its output in `log`; afterwards it and the children in its process group are gone."""
+    """Run a program with its output in `log`; afterwards it and the children in its process group are gone.
+
+    Args:
+        patience_s: between SIGTERM and SIGKILL.
+    """
     with log.open("ab") as output:
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, env=env, start_new_session=True
@@ -71,16 +80,16 @@ def running(
     try:
         yield child
     finally:
-        end(child)
+        end(child, patience_s)
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes], patience_s: float = END_S) -> None:
     """Ask the program to end, insist after a while, and reap it."""
-    for stop, patience_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
+    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, END_S)):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, stop)
+            os.killpg(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(patience_s)
+            child.wait(wait_s)
             return
 
 

@@ -17,10 +17,34 @@ def build_site(name: SiteName, site: config.SiteConfig) -> Site:
         case config.HttpSite():
             from vfs.sites.http import HttpSite
 
-            return HttpSite(name, site.url, headers_file=site.headers_file, connections=site.connections)
+            server = HttpSite(name, site.url, headers_file=site.headers_file, connections=site.connections)
+            if site.listing == "autoindex":
+                return server
+            from vfs.sites.manifest import ManifestSite
+
+            return ManifestSite(server, site.manifest)
+        case config.WebHdfsSite():
+            from vfs.sites.webhdfs import WebHdfsSite
+
+            return WebHdfsSite(
+                name,
+                site.url,
+                root=site.root,
+                user=site.user,
+                token_file=site.token_file,
+                connections=site.connections,
+            )
+        case config.ArrowSite():
+            from vfs.sites.arrow import ArrowSite
+
+            return ArrowSite(
+                name,
+                site.url,
+                credentials_file=site.credentials_file,
+                profile=site.profile,
+                threads=site.threads,
+            )
         case config.MemorySite():
             from vfs.sites.memory import MemorySite
 
             return MemorySite(name)
-        case _:
-            raise NotImplementedError(type(site).__name__)

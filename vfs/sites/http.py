@@ -42,11 +42,11 @@ from yarl import URL
 from vfs.errors import Denied, ForemountError, NotADirectory, NotFound, Stale, WrongAnswer
 from vfs.model import Entry, Kind, SiteName, SitePath, Version, join, split
 from vfs.sites import httpanswers
+from vfs.sites.credentials import SecretFile, parse_headers
 from vfs.sites.listings import HtmlLinks, JsonRows
 from vfs.sites.names import NameFilter
 from vfs.sites.protocol import Piece
-from vfs.sites.secrets import SecretFile, parse_headers
-from vfs.sites.transfer import body_range, new_session, translated
+from vfs.sites.transfer import body_range, new_session, pieces_of, translated
 
 logger = logging.getLogger(__name__)
 
@@ -336,13 +336,6 @@ def check_answer(
     if offset > SKIP_BYTES_MAX:
         raise WrongAnswer(subject, "the server does not serve ranges", "put it behind one that does")
     return offset, offset + length == version.size
-
-
-async def pieces_of(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield the body as it arrives, and at its end (b"", True)."""
-    while received := await response.content.readany():
-        yield received, False
-    yield b"", True
 
 
 def _pages(items: Sequence[Any], size: int = PAGE_ENTRIES) -> Sequence[Sequence[Any]]:

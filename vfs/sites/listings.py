@@ -19,17 +19,22 @@ ROW_CHARS_MAX = 64 << 10
 """No row or tag is longer; a path has 4096 bytes at most, escaped sixfold 24 KiB."""
 LINKS_REMEMBERED = 1024
 """A page that links a file twice (icon and name) does so in neighbouring cells."""
+_WRAPPING = re.compile(r"[\s{}:\"\w]*")
 _BETWEEN = re.compile(r"[ \t\r\n]*")
 
 
 class JsonRows:
     """Takes the elements of one JSON array out of its text, piece by piece.
 
-    `bytes in, rows out`. Names that are no UTF-8 come with surrogate escapes.
+    Bytes in, rows out. Names that are no UTF-8 come with surrogate escapes.
     """
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, subject: str, *, is_wrapped: bool = False) -> None:
+        """Args:
+        is_wrapped: the array lies in an object: what surrounds it, keys and braces, is passed over.
+        """
         self._subject = subject
+        self._is_wrapped = is_wrapped
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._scan = json.JSONDecoder().raw_decode
         self._text = ""
@@ -52,6 +57,10 @@ class JsonRows:
             if at == len(self._text):
                 break
             if self._wants != "row":
+                if self._is_wrapped and self._wants in ("[", "end"):
+                    at = self._pass_wrapping(at)
+                    if at == len(self._text):
+                        break
                 at = self._take_mark(at)
                 continue
             if self._text[at] == "]" and not self._rows:
@@ -67,6 +76,12 @@ class JsonRows:
         if last and self._wants != "end":
             raise WrongAnswer(self._subject, "the listing ends in the middle")
         return rows
+
+    def _pass_wrapping(self, at: int) -> int:
+        """Return where the wrapping ends: at the array's bracket, or at the end of what has arrived."""
+        matched = _WRAPPING.match(self._text, at)
+        assert matched is not None
+        return matched.end()
 
     def _take_mark(self, at: int) -> int:
         """Step over "[", or over "," or "]" after a row."""

@@ -1,7 +1,12 @@
-"""A site in memory: a fake that passes the contract of the real ones, for tests and trials."""
+"""A site in memory: a fake that passes the contract of the real ones, for tests and trials.
+
+Every call gives way to the loop before it looks, as those that wait for a socket do: what a caller must be able to stand,
+cancellation and changes in between, happens here too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
@@ -75,6 +80,7 @@ class MemorySite:
             child = parent
 
     async def stat(self, path: SitePath) -> Entry:
+        await asyncio.sleep(0)
         return self._entry(path, split(path)[1])
 
     async def list(self, path: SitePath) -> AsyncIterator[Sequence[Entry]]:
@@ -85,6 +91,7 @@ class MemorySite:
         names = NameFilter(self._name, path)
         shown = [name for name in self._children[path] if names.admits(name)]
         for start in range(0, len(shown), PAGE_ENTRIES):
+            await asyncio.sleep(0)
             page = shown[start : start + PAGE_ENTRIES]
             here = [self._entry(join(path, name), name) for name in page if self._is_there(join(path, name))]
             if here:
@@ -92,6 +99,7 @@ class MemorySite:
 
     async def read(self, path: SitePath, version: Version, offset: int, length: int) -> AsyncIterator[Piece]:
         for start in range(offset, offset + length, PIECE_BYTES):
+            await asyncio.sleep(0)
             content, current = self._objects.get(path, (b"", None))
             if current is None:
                 raise NotFound(f"{self._name}:{path}")

@@ -77,3 +77,10 @@ async def body_range(
             raise WrongAnswer(subject, "the body is longer than the range")
     if must_end and await response.content.readany():
         raise WrongAnswer(subject, "the body is longer than the range")
+
+
+async def pieces_of(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield the body as it arrives, and at its end (b"", True)."""
+    while received := await response.content.readany():
+        yield received, False
+    yield b"", True
