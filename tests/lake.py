@@ -76,6 +76,18 @@ class Lake:
         said: dict[str, Any] = json.loads(foremount("status", str(self.root), "--json", check=False).stdout)
         return said
 
+    def requests(self, kind: str) -> float:
+        """Return how many requests of a kind ("read", "lookup", …) the worker has had up to this call."""
+
+        def counters() -> dict[str, float]:
+            found: dict[str, float] = self.status()["agent_says"]["worker"]["counters"]
+            return found
+
+        before = counters().get("statfs", 0)
+        os.statvfs(self.root)
+        wait_until(lambda: counters().get("statfs", 0) > before, "counters of the worker")
+        return counters().get(kind, 0)
+
     def log(self, process: str) -> str:
         """Return the log of a process so far."""
         path = Path(self.run_dir.log(process))
