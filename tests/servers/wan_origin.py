@@ -243,6 +243,9 @@ class Origin:
             if not (fault and fault.kind == "etag") and has_moved_on(request, info):
                 await reply.empty(412, headers)
                 return
+            if is_known(request, info):
+                await reply.head(304, headers)
+                return
             first, end = 0, info.st_size
             status = 200
             wanted = None if fault and fault.kind in ("no_range", "gzip") else asked_range(request, info)
@@ -389,6 +392,11 @@ def has_moved_on(request: Request, info: os.stat_result) -> bool:
         return wanted != "*" and etag_of(info) not in [tag.strip() for tag in wanted.split(",")]
     since = request.headers.get("if-unmodified-since")
     return since is not None and int(info.st_mtime) > email.utils.parsedate_to_datetime(since).timestamp()
+
+
+def is_known(request: Request, info: os.stat_result) -> bool:
+    """Return whether If-None-Match names the file's ETag."""
+    return etag_of(info) in [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
 
 
 def asked_range(request: Request, info: os.stat_result) -> tuple[int, int] | None:

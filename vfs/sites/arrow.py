@@ -1,8 +1,8 @@
 """Whatever pyarrow.fs opens, as a site: s3://, gs://, abfs://, hdfs://, file://.
 
 Every call blocks and runs in the site's own thread pool. Limits that pyarrow sets:
-- A listing is one call that returns all entries (300 bytes each: 300 MB for a million). They are turned into ours a page at a
-  time and let go of on the way; one listing of a site is fetched at a time.
+- A listing is one call that returns all entries, 240 bytes each (measured 2026-11): 240 MB for a million. They are turned
+  into ours a page at a time and let go of on the way; one listing of a site is fetched at a time.
 - Objects are told apart by size and modification time; FileInfo has no ETag. S3 and Azure state whole seconds at stat but
   parts of seconds in listings, so whole seconds count there, and a file that is younger than two seconds by our clock gets
   generation 1 until it is seen again: see `http.py`.

@@ -56,6 +56,7 @@ HEADS_PER_PAGE = 128
 REDIRECTS_MAX = 5
 SKIP_BYTES_MAX = 8 << 20
 """What is thrown away of a 200 to reach a range's start: a second at 64 Mbit/s. Beyond it the server is of no use."""
+_FIRST_BYTE = {"Range": "bytes=0-0"}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -97,7 +98,7 @@ class HttpSite:
         return self._name
 
     def __repr__(self) -> str:
-        return f"HttpSite({self._name!r}, {str(self._base.with_user(None))!r})"
+        return f"HttpSite({self._name!r}, {str(self._base.origin()) + self._base.raw_path!r})"
 
     async def stat(self, path: SitePath) -> Entry:
         _, last = split(path)
@@ -115,7 +116,8 @@ class HttpSite:
     async def list(self, path: SitePath) -> AsyncIterator[Sequence[Entry]]:
         names = NameFilter(self._name, path)
         async with self.answer("GET", path, pool="listings", slash=True) as response:
-            assert response is not None
+            if response is None:
+                raise WrongAnswer(self._subject(path), "redirects to a path with one slash more")
             if response.status in (404, 410):
                 raise await self._why_no_listing(path)
             if response.status != 200:
@@ -179,7 +181,7 @@ class HttpSite:
         here = url
         for _ in range(REDIRECTS_MAX + 1):
             own = dict(secret) if here.origin() == self._base.origin() else {}
-            response = await self._session(pool).request(method, here, headers=headers | own, allow_redirects=False)
+            response = await self._session(pool).request(method, here, headers=own | headers, allow_redirects=False)
             if response.status not in _REDIRECTS or "Location" not in response.headers:
                 return response
             response.release()
@@ -189,23 +191,23 @@ class HttpSite:
             here = there
         raise WrongAnswer(subject, f"redirects more than {REDIRECTS_MAX} times")
 
-    async def _stat_by_get(self, path: SitePath) -> Entry:
+    async def _stat_by_get(self, path: SitePath, headers: Mapping[str, str] = _FIRST_BYTE) -> Entry:
         """Return the entry as a GET of one byte tells it, where HEAD is refused or states no size."""
         subject = self._subject(path)
-        async with self.answer("GET", path, {"Range": "bytes=0-0"}) as response:
-            _, last = split(path)
+        async with self.answer("GET", path, headers) as response:
             if response is None or (response.status in (200, 206) and not path):
-                return Entry(last, Kind.DIRECTORY, Version(0))
+                return Entry(split(path)[1], Kind.DIRECTORY, Version(0))
             if response.status not in (200, 206, 416):
                 raise httpanswers.error_of(response.status, subject)
-            httpanswers.check_encoding(response.headers, subject)
-            if response.status == 200:
-                size = int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
-            else:
-                size = httpanswers.total_size(response.headers.get("Content-Range", ""))
-            if size is None:
-                raise WrongAnswer(subject, "the server does not tell its size", "list it in a manifest")
-            return Entry(last, Kind.FILE, self._version(response, size))
+            if response.status != 416:
+                httpanswers.check_encoding(response.headers, subject)
+                size = httpanswers.stated_size(response.status, response.headers)
+                if size is None:
+                    raise WrongAnswer(subject, "the server does not tell its size", "list it in a manifest")
+                return Entry(split(path)[1], Kind.FILE, self._version(response, size))
+            if not headers:
+                raise WrongAnswer(subject, "refuses a range that was not asked")
+        return await self._stat_by_get(path, {})  # 416: empty, and that answer has neither ETag nor time
 
     async def _why_no_listing(self, path: SitePath) -> ForemountError:
         """Return why there is no directory here."""
@@ -250,6 +252,8 @@ class HttpSite:
     ) -> AsyncIterator[Sequence[Entry]]:
         if response.content_type not in ("text/html", "application/xhtml+xml"):
             raise WrongAnswer(self._subject(path), f"lists its files as {response.content_type}", "use a manifest")
+        if "Content-Length" not in response.headers and "Transfer-Encoding" not in response.headers:
+            raise WrongAnswer(self._subject(path), "a cut listing would look like a short one", "use a manifest")
         links = HtmlLinks(self._subject(path), str(self._url(path, slash=True)))
         async for received, last in pieces_of(response):
             for page in _pages(links.take(received, last=last), HEADS_PER_PAGE):

@@ -89,6 +89,13 @@ def total_size(content_range: str) -> int | None:
     return int(matched[3]) if matched else None
 
 
+def stated_size(status: int, headers: Mapping[str, str]) -> int | None:
+    """Return the size of the whole object that a 200 or 206 states, None where it states none."""
+    if status == 206:
+        return total_size(headers.get("Content-Range", ""))
+    return int(headers["Content-Length"]) if headers.get("Content-Length", "").isdigit() else None
+
+
 def check_range(content_range: str, offset: int, length: int, subject: str) -> None:
     """Refuse a partial answer of any other range.
 

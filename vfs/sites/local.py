@@ -100,7 +100,11 @@ class LocalSite:
     def _parent(self, path: SitePath) -> Iterator[tuple[int, str]]:
         """Yield a descriptor of the directory that holds `path`, and the last component, "." for the root."""
         parent, last = split(path)
-        fd = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            # a disk that is not mounted says nothing about the files on it
+            raise Unavailable(str(self._name), f"{self._root} is missing", "is it mounted?") from exc
         try:
             for component in parent.split("/") if parent else ():
                 deeper = os.open(component, _WALK, dir_fd=fd)
