@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from vfs import rundir
-from vfs.cli import locate, umount
+from vfs.cli import locate, mount, umount
 from vfs.cli.mount import start_keeper
 from vfs.errors import Busy, ForemountError, NotFound, Unavailable
 from vfs.keeper import mountinfo, mounting, procfs, state
@@ -77,12 +78,13 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
     """A place to mount; whatever was mounted there is gone afterwards."""
     mountpoint = Path(os.path.realpath(tmp_path)) / "mnt"
     mountpoint.mkdir()
-    place = Mounted(mountpoint, rundir.RunDir(str(tmp_path / "run")))
+    place = Mounted(mountpoint, rundir.run_dir(str(mountpoint)))
     yield place
     with contextlib.suppress(NotFound):
         umount.force_end(place.located())
     while place.entries():
         assert mounting.unmount(str(mountpoint), lazy=True) == "done"
+    shutil.rmtree(place.directory.path, ignore_errors=True)
 
 
 def wait_for(what: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -91,6 +93,12 @@ def wait_for(what: Callable[[], bool], timeout_s: float = 10.0) -> None:
     while not what():
         assert time.monotonic() < end, "it has not come true in time"
         time.sleep(0.01)
+
+
+def outside(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own: if it touches a hung mount, it hangs and not the test."""
+    command = [sys.executable, "-P", "-m", "vfs.cli", *arguments]
+    return subprocess.run(command, env=child_environ(), capture_output=True, text=True, timeout=20, check=False)
 
 
 def descriptors(pid: int) -> list[str]:
@@ -378,9 +386,38 @@ def test_ordinary_user_mounts_through_fusermount3_without_passthrough(tmp_path: 
 def test_mount_command_refuses_a_live_mount_before_starting_anything(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vfs.cli import mount
-
-    monkeypatch.setattr(rundir, "run_dir", lambda _mountpoint: mounted.directory)
     mounted.start()
     with pytest.raises(Busy, match="is already mounted, by process"):
         mount._check_host(str(mounted.mountpoint))
+
+
+@pytest.mark.parametrize("stopped", [("worker",), ("keeper",), ("agent",), ("keeper", "worker", "agent")], ids="+".join)
+def test_status_and_doctor_answer_in_two_seconds_and_say_what_to_do_while_processes_are_stopped(
+    mounted: Mounted, stopped: tuple[str, ...]
+) -> None:
+    mounted.start()
+    held = mounted.state()
+    pids = {"keeper": held.pid, "worker": held.worker.pid, "agent": held.agent.pid}
+    for name in stopped:
+        os.kill(pids[name], signal.SIGSTOP)
+    for name in stopped:
+        wait_for(lambda: (facts := procfs.look(pids[name])) is not None and facts.state == "T")  # noqa: B023
+    for command in ("status", "doctor"):
+        started = time.monotonic()
+        ran = outside(command, str(mounted.mountpoint), "--json")
+        if command == "status" or "worker" in stopped:
+            assert time.monotonic() - started < 2.0
+        assert ran.returncode == 1
+        for name in stopped if command == "status" else stopped[:1]:
+            assert f"the {name} is stopped" in ran.stdout
+            assert f"kill -CONT {pids[name]}" in ran.stdout
+
+
+def test_doctor_reads_a_live_mount_as_frameworks_do(mounted: Mounted) -> None:
+    mounted.start()
+    arguments = ["doctor", str(mounted.mountpoint), "--file", str(mounted.mountpoint / "file"), "--json"]
+    checks = {check["name"]: check for check in json.loads(outside(*arguments).stdout)["mount"]}
+    for name in ("statfs", "read", "seek", "mmap shared", "mmap private", "flock shared", "sendfile"):
+        assert checks[name]["verdict"] == "ok", checks[name]
+    assert checks["read-ahead"]["found"] == "1024 KiB in force"
+    assert checks["rename over"]["verdict"] == "skipped"

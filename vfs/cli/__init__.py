@@ -1,5 +1,7 @@
 """The `foremount` command. Subcommands are imported when they are run: `--help` and `status` start in some 100 ms and
 never load pyarrow or pyfuse3.
+
+Paths are declared as plain strings: `click.Path` stats what it is given, and a stat on a hung mount never returns.
 """
 
 from __future__ import annotations

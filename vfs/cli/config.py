@@ -18,7 +18,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("file", type=click.Path())
+@click.argument("file")
 @output.json_option
 def check(file: str, as_json: bool) -> None:
     """Read FILE as `mount` would, and print what it says with all defaults filled in.

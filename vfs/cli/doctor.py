@@ -18,7 +18,6 @@ import click
 import msgspec
 
 from vfs import config as configuration
-from vfs import rundir
 from vfs.cli import hostchecks, locate, output
 from vfs.cli.checks import BAD, HANGS, OK, SKIPPED, WARNING, Check, FrameworkVerdict, has_trouble, judge
 from vfs.cli.compat import READ_CHECKS, WRITE_CHECKS
@@ -41,10 +40,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("target", type=click.Path(), metavar="MOUNTPOINT|CONFIG", required=False)
-@click.option(
-    "--file", "file", type=click.Path(), default="", help="File of the mount to read; without it the first one found."
-)
+@click.argument("target", metavar="MOUNTPOINT|CONFIG", required=False)
+@click.option("--file", "file", default="", help="File of the mount to read; without it the first one found.")
 @click.option("--timeout", "timeout_s", default=20.0, show_default=True, help="Seconds for the checks of a live mount.")
 @output.json_option
 def doctor(target: str | None, file: str, timeout_s: float, as_json: bool) -> None:
@@ -80,11 +77,10 @@ def _target(target: str | None) -> tuple[Located | None, Config | None, list[Che
     """Return (mount, configuration, complaints) for what the user named, told apart without touching a mount."""
     if target is None:
         return None, None, []
-    settled = rundir.settle(target)
-    is_mounted = mountinfo.on_top(mountinfo.read(), settled) is not None
-    if not is_mounted and os.path.isfile(settled):
+    located = locate.at(target)
+    is_mounted = mountinfo.on_top(mountinfo.read(), located.mountpoint) is not None
+    if not is_mounted and os.path.isfile(located.mountpoint):
         return None, *_load(target)
-    located = locate.at(settled)
     if located.state is None:
         return located, None, []
     return located, *_load(located.state.config)
@@ -207,5 +203,6 @@ def _gather_skipped(checks: list[Check]) -> list[Check]:
         if check.verdict == SKIPPED:
             reasons.setdefault(check.found, []).append(check.name)
     kept = [check for check in checks if check.verdict != SKIPPED]
-    gathered = [Check("not tried", SKIPPED, f"{why} ({', '.join(names)})") for why, names in reasons.items()]
+    names_of = {why: ", ".join(names) if len(names) < 9 else f"{len(names)} checks" for why, names in reasons.items()}
+    gathered = [Check("not tried", SKIPPED, f"{why} ({names})") for why, names in names_of.items()]
     return kept + gathered

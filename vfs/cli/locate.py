@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vfs import rundir
 from vfs.errors import ForemountError, InvalidConfig, NotFound
-from vfs.keeper import state
+from vfs.keeper import mountinfo, state
 from vfs.keeper.state import KeeperState
 from vfs.model import LakePath
 from vfs.rundir import RunDir
@@ -27,7 +27,12 @@ def at(mountpoint: str) -> Located:
 
     Raises:
         InvalidConfig: its state file can't be read.
+        NotFound: the path lies inside a mount of ours, which may hang and is not asked.
     """
+    absolute = os.path.abspath(mountpoint)
+    for entry in mountinfo.read():
+        if entry.fs_type == mountinfo.FS_TYPE and below(absolute, entry.mountpoint):
+            raise NotFound(mountpoint, "is no mount point but lies inside one", f"name {entry.mountpoint}")
     settled = rundir.settle(mountpoint)
     found = rundir.run_dir(settled)
     return Located(found, settled, _read(found))

@@ -20,11 +20,11 @@ QUESTION_S = 30.0
 SILENCE_S = 120.0
 """Between two lines of progress."""
 
-_mountpoint_option = click.option("--mountpoint", type=click.Path(), help="Which mount lake paths belong to.")
+_mountpoint_option = click.option("--mountpoint", help="Which mount lake paths belong to.")
 
 
 @click.command()
-@click.argument("path", type=click.Path())
+@click.argument("path")
 @_mountpoint_option
 @output.json_option
 def explain(path: str, mountpoint: str | None, as_json: bool) -> None:
@@ -38,7 +38,7 @@ def explain(path: str, mountpoint: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("paths", type=click.Path(), nargs=-1, required=True)
+@click.argument("paths", nargs=-1, required=True)
 @_mountpoint_option
 @output.json_option
 def fetch(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
@@ -47,7 +47,7 @@ def fetch(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None
 
 
 @click.command()
-@click.argument("paths", type=click.Path(), nargs=-1, required=True)
+@click.argument("paths", nargs=-1, required=True)
 @_mountpoint_option
 @output.json_option
 def evict(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
@@ -61,7 +61,7 @@ def evict(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None
 
 
 @click.command()
-@click.argument("paths", type=click.Path(), nargs=-1)
+@click.argument("paths", nargs=-1)
 @_mountpoint_option
 @output.json_option
 def verify(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:

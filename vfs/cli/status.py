@@ -71,7 +71,7 @@ class MountStatus(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("mountpoint", type=click.Path(), required=False)
+@click.argument("mountpoint", required=False)
 @output.json_option
 def status(mountpoint: str | None, as_json: bool) -> None:
     """Say how the mount at MOUNTPOINT does, or all mounts of this user.

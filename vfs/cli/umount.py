@@ -19,7 +19,7 @@ KILL_S = 2.0
 
 
 @click.command()
-@click.argument("mountpoint", type=click.Path())
+@click.argument("mountpoint")
 @click.option("--force", is_flag=True, help="Detach, abort waiting callers and kill the three processes.")
 @click.option("--timeout", "timeout_s", default=15.0, show_default=True, help="Seconds that the keeper has to end.")
 @output.json_option
