@@ -1,0 +1,354 @@
+"""Processes that are killed or stopped while verifying readers work."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.servers.wan_origin import Fault, WanOrigin
+from tests.trouble.readers import Readers
+from vfs.keeper import mountinfo
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
+]
+LOCAL = """
+[sites.disk]
+kind = "local"
+path = "{base}/disk"
+[[mounts]]
+prefix = "/"
+site = "disk"
+writable = true
+[cache]
+directory = "{base}/cache"
+"""
+REMOTE = """
+[sites.origin]
+kind = "http"
+url = "URL"
+[[mounts]]
+prefix = "/"
+site = "origin"
+[cache]
+directory = "{base}/cache"
+size = "1GiB"
+[limits]
+origin_deadline = "DEADLINE"
+"""
+KILLS = 20
+LONGEST_WAIT_S = 5.0
+"""On a loaded machine; the figure of `python -m tests.bench crash` is the honest one."""
+
+
+def contents() -> dict[str, bytes]:
+    chance = random.Random(5)
+    files = {f"dir/{index}": chance.randbytes(chance.randrange(1, 300_000)) for index in range(12)}
+    return files | {"big": chance.randbytes(4_000_001)} | {f"many/{index:04d}": b"%d" % index for index in range(400)}
+
+
+def write(root: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def held(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files that readers hold open: enough, and few enough for their descriptors."""
+    return {name: content for name, content in files.items() if not name.startswith("many/1")}
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
+        yield Path(made)
+
+
+@contextmanager
+def local_lake(scratch: Path, *options: str) -> Iterator[tuple[Lake, dict[str, bytes]]]:
+    files = contents()
+    write(scratch / "disk", files)
+    with mounted(LOCAL, scratch, *options) as lake:
+        yield lake, files
+
+
+@contextmanager
+def remote_lake(
+    origin: WanOrigin, root: Path, *options: str, deadline: str = "20s"
+) -> Iterator[tuple[Lake, dict[str, bytes]]]:
+    files = contents()
+    write(root, files)
+    text = REMOTE.replace("URL", f"{origin.url}/{root.name}").replace("DEADLINE", deadline)
+    with mounted(text, None, *options) as lake:
+        yield lake, files
+
+
+def kill_and_wait(lake: Lake, process: str, number: int = signal.SIGKILL) -> None:
+    """Kill a child of the keeper and wait until the keeper has another one."""
+    pid = lake.pid(process)
+    os.kill(pid, number)
+    wait_until(lambda: lake.state()[process]["pid"] not in (0, pid) and lake.state()[process]["ready"], f"a new {process}")
+
+
+def verify_over_kills(lake: Lake, files: dict[str, bytes], process: str) -> None:
+    with Readers(lake.root, files) as readers:
+        for _ in range(KILLS):
+            kill_and_wait(lake, process)
+            readers.wait_rounds()
+    readers.check()
+    assert readers.longest_s < LONGEST_WAIT_S
+    assert lake.state()[process]["restarts"] >= KILLS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--passthrough", "--no-passthrough"])
+def test_no_reader_of_local_files_notices_twenty_killed_workers(scratch: Path, option: str) -> None:
+    """D1: kill -9 of the fs worker"""
+    with local_lake(scratch, *([option] if option == "--no-passthrough" else [])) as (lake, files):
+        verify_over_kills(lake, held(files), "worker")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["cold", "fetched"])
+def test_no_reader_of_remote_files_notices_twenty_killed_workers(wan_origin: WanOrigin, wan_root: Path, state: str) -> None:
+    """D1: kill -9 of the fs worker"""
+    options = ["--no-passthrough"] if state == "cold" else []
+    with remote_lake(wan_origin, wan_root, *options) as (lake, files):
+        if state == "fetched":
+            lake.command("fetch", str(lake.root))
+        verify_over_kills(lake, held(files), "worker")
+
+
+@pytest.mark.slow
+def test_no_reader_notices_twenty_killed_agents_once_the_files_are_here(wan_origin: WanOrigin, wan_root: Path) -> None:
+    """D1: kill -9 of the agent"""
+    with remote_lake(wan_origin, wan_root) as (lake, files):
+        lake.command("fetch", str(lake.root))
+        verify_over_kills(lake, held(files), "agent")
+
+
+def test_one_killed_worker_is_not_noticed_by_readers_of_local_files(scratch: Path) -> None:
+    with local_lake(scratch) as (lake, files), Readers(lake.root, held(files)) as readers:
+        kill_and_wait(lake, "worker")
+        readers.wait_rounds()
+    readers.check()
+
+
+def test_one_killed_worker_is_not_noticed_by_readers_of_remote_files(wan_origin: WanOrigin, wan_root: Path) -> None:
+    with (
+        remote_lake(wan_origin, wan_root, "--no-passthrough") as (lake, files),
+        Readers(lake.root, held(files)) as readers,
+    ):
+        kill_and_wait(lake, "worker")
+        readers.wait_rounds()
+    readers.check()
+
+
+def test_worker_and_agent_killed_together_are_not_noticed(wan_origin: WanOrigin, wan_root: Path) -> None:
+    with remote_lake(wan_origin, wan_root) as (lake, files), Readers(lake.root, held(files)) as readers:
+        for _ in range(3):
+            agent = lake.pid("agent")
+            os.kill(agent, signal.SIGKILL)
+            kill_and_wait(lake, "worker")
+            wait_until(lambda: lake.state()["agent"]["pid"] not in (0, agent), "a new agent")  # noqa: B023
+            readers.wait_rounds()
+    readers.check()
+
+
+def test_directory_stream_goes_on_over_a_killed_worker(scratch: Path) -> None:
+    (scratch / "disk").mkdir()
+    names = {f"{index:05d}" for index in range(3000)}
+    for name in names:
+        (scratch / "disk" / name).touch()
+    with mounted(LOCAL, scratch) as lake, os.scandir(lake.root) as entries:
+        found = [next(entries).name for _ in range(50)]
+        kill_and_wait(lake, "worker")
+        found += [entry.name for entry in entries]
+    assert sorted(found) == sorted(names | {".foremount"})
+
+
+def test_remote_directory_stream_goes_on_over_a_killed_worker(wan_origin: WanOrigin, wan_root: Path) -> None:
+    names = {f"{index:05d}" for index in range(3000)}
+    write(wan_root, {f"d/{name}": b"" for name in names})
+    text = REMOTE.replace("URL", f"{wan_origin.url}/{wan_root.name}").replace("DEADLINE", "20s")
+    with mounted(text) as lake, os.scandir(lake.root / "d") as entries:
+        found = [next(entries).name for _ in range(50)]
+        kill_and_wait(lake, "worker")
+        found += [entry.name for entry in entries]
+    assert sorted(found) == sorted(names)
+
+
+def test_file_being_written_is_complete_though_the_worker_was_killed(scratch: Path) -> None:
+    (scratch / "disk").mkdir()
+    block = random.Random(6).randbytes(1 << 20)
+    with mounted(LOCAL, scratch) as lake:
+        with open(lake.root / "checkpoint", "wb", buffering=0) as file:
+            for index in range(12):
+                assert file.write(block) == len(block)
+                if index % 4 == 1:
+                    kill_and_wait(lake, "worker")
+            os.fsync(file.fileno())
+            assert os.fstat(file.fileno()).st_size == 12 << 20
+        assert (lake.root / "checkpoint").read_bytes() == block * 12
+        os.rename(lake.root / "checkpoint", lake.root / "final")
+    assert (scratch / "disk/final").read_bytes() == block * 12
+
+
+def test_held_replaced_file_survives_the_worker_in_passthrough(scratch: Path) -> None:
+    with local_lake(scratch) as (lake, files), open(lake.root / "big", "rb") as old:
+        assert os.pread(old.fileno(), 10, 0) == files["big"][:10]
+        (lake.root / "new").write_bytes(b"new")
+        os.rename(lake.root / "new", lake.root / "big")
+        kill_and_wait(lake, "worker")
+        assert old.read() == files["big"]
+        assert (lake.root / "big").read_bytes() == b"new"
+        with pytest.raises(OSError, match="Stale"):
+            os.fchmod(old.fileno(), 0o600)
+        assert (lake.root / "big").stat().st_mode & 0o777 == 0o644
+
+
+def test_uncached_read_waits_for_the_next_agent(wan_origin: WanOrigin, wan_root: Path) -> None:
+    with remote_lake(wan_origin, wan_root) as (lake, files):
+        os.stat(lake.root / "big")
+        os.stat(lake.root / "dir/3")
+        wan_origin.inject(Fault(kind="stall", path="*/big", after=0, times=1))
+        got: list[bytes] = []
+        reader = threading.Thread(target=lambda: got.append((lake.root / "big").read_bytes()))
+        reader.start()
+        wait_until(lambda: wan_origin.stats()["by_path"].get(f"/{wan_root.name}/big"), "the read at the origin")
+        kill_and_wait(lake, "agent")
+        reader.join(30)
+        assert got == [files["big"]]
+        assert (lake.root / "dir/3").read_bytes() == files["dir/3"]
+
+
+def test_stopped_agent_does_not_stop_local_and_cached_reads(wan_origin: WanOrigin, wan_root: Path) -> None:
+    with remote_lake(wan_origin, wan_root, deadline="2s") as (lake, files):
+        lake.command("fetch", str(lake.root / "dir"))
+        os.stat(lake.root / "big")
+        agent = lake.pid("agent")
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            for index in range(12):
+                assert (lake.root / f"dir/{index}").read_bytes() == files[f"dir/{index}"]
+            begun = time.monotonic()
+            with pytest.raises(OSError, match="Input/output"):
+                (lake.root / "big").read_bytes()
+            assert time.monotonic() - begun < 10
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        wait_until(lambda: reads(lake.root / "big") == files["big"], "an agent that answers")
+
+
+@pytest.mark.parametrize("process", ["worker", "agent", "keeper"])
+def test_status_answers_in_two_seconds_and_says_so_while_a_process_stands_still(scratch: Path, process: str) -> None:
+    """D04"""
+    with local_lake(scratch) as (lake, _):
+        pid = lake.pid(process)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            said = foremount("status", str(lake.root), "--json", check=False)
+            assert time.monotonic() - begun < 4  # half of it is Python's start on a loaded machine
+            facts = json.loads(said.stdout)
+            assert facts["verdict"] != "serving"
+            assert facts["troubles"]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_stopped_worker_is_replaced_or_goes_on(scratch: Path) -> None:
+    with local_lake(scratch) as (lake, files):
+        pid = lake.pid("worker")
+        os.kill(pid, signal.SIGSTOP)
+        got: list[bytes] = []
+        reader = threading.Thread(target=lambda: got.append((lake.root / "dir/1").read_bytes()))
+        reader.start()
+        reader.join(1)
+        os.kill(pid, signal.SIGCONT)
+        reader.join(30)
+        assert got == [files["dir/1"]]
+
+
+def test_keeper_killed_twenty_times_leaves_one_mount(scratch: Path) -> None:
+    """D02"""
+    files = {"f": b"content"}
+    write(scratch / "disk", files)
+    rounds = 20 if os.environ.get("FOREMOUNT_TEST_SLOW") else 5
+    with mounted(LOCAL, scratch) as lake:
+        for _ in range(rounds):
+            keeper = lake.pid("keeper")
+            os.kill(keeper, signal.SIGKILL)
+            wait_until(lambda: not alive(keeper), "the keeper's end")  # noqa: B023
+            foremount("mount", str(lake.config), str(lake.root))
+            assert (lake.root / "f").read_bytes() == b"content"
+            assert len([entry for entry in mountinfo.read() if entry.mountpoint == str(lake.root)]) == 1
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_sigterm_twice_in_150_ms_ends_the_mount_cleanly(scratch: Path, rounds: int) -> None:
+    """D14"""
+    write(scratch / "disk", {"f": b"content"})
+    with mounted(LOCAL, scratch) as lake:
+        for _ in range(rounds):
+            keeper, children = lake.pid("keeper"), [lake.pid("worker"), lake.pid("agent")]
+            os.kill(keeper, signal.SIGTERM)
+            time.sleep(0.15)
+            if alive(keeper):
+                os.kill(keeper, signal.SIGTERM)
+            wait_until(lambda: not any(map(alive, [keeper, *children])), "the end of all three", 20)  # noqa: B023
+            assert not os.path.ismount(lake.root)
+            foremount("mount", str(lake.config), str(lake.root))
+
+
+def test_lazy_unmount_with_an_open_descriptor_ends_in_bounded_time(scratch: Path) -> None:
+    """D13"""
+    with local_lake(scratch) as (lake, files):
+        keeper = lake.pid("keeper")
+        with open(lake.root / "big", "rb") as file:
+            subprocess.run(["umount", "-l", str(lake.root)], check=True)
+            os.kill(keeper, signal.SIGTERM)
+            wait_until(lambda: not alive(keeper), "the keeper's end", 20)
+
+
+def test_umount_with_an_open_descriptor_ends_in_bounded_time(scratch: Path) -> None:
+    """D13"""
+    with local_lake(scratch) as (lake, _):
+        keeper = lake.pid("keeper")
+        with open(lake.root / "big", "rb"):
+            os.kill(keeper, signal.SIGTERM)
+            wait_until(lambda: not alive(keeper), "the keeper's end", 30)
+
+
+def reads(path: Path) -> bytes | None:
+    """Return the content, None where reading it fails."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+assert sys.platform == "linux"
