@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vfs.errors import CrossesMounts, Denied, IsADirectory, NotADirectory, NotFound, ReadOnly, Stale, Unsupported
+from vfs.filesystem.buffered import BufferedDirectory
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.merged import MergedDirectory
 from vfs.filesystem.openfiles import Opener, OpenFiles
@@ -151,7 +152,7 @@ class FileSystem:
         """Open a directory stream."""
         if ino != ROOT and self.inodes.get(ino).row.kind is not Kind.DIRECTORY:
             raise NotADirectory(self.inodes.path(ino))
-        self._keep_directory(ino, await self._open_directory(self.inodes.path(ino)))
+        self._keep_directory(ino, BufferedDirectory(await self._open_directory(self.inodes.path(ino))))
 
     def _keep_directory(self, ino: Ino, directory: Directory) -> None:
         """Hold the stream; too many are closed, oldest first: a position is enough to go on from."""
@@ -180,14 +181,16 @@ class FileSystem:
     async def read_directory(self, ino: Ino, position: int) -> list[Child]:
         """Return entries after `position`; opens the stream again where an earlier worker had it."""
         if ino not in self.directories:
-            self._keep_directory(ino, await self._open_directory(self.inodes.path(ino)))
+            self._keep_directory(ino, BufferedDirectory(await self._open_directory(self.inodes.path(ino))))
         return await self.directories[ino].read(position)
 
-    def remember_child(self, parent: Ino, child: Child) -> Attributes:
-        """Count one reference of the kernel to a listed entry. Call inside `inodes.batch()`."""
-        inode = self.inodes.remember(_row(parent, child.name, child.node), lookups=1)
+    def remember_children(self, parent: Ino, children: Iterable[Child]) -> Iterator[tuple[Child, Attributes]]:
+        """Yield listed entries, counting one reference of the kernel to each that is taken. Inside `inodes.batch()`."""
         tree = self._tree(self.inodes.path(parent))
-        return Attributes(inode.ino, child.node, tree.ttl_s if tree is not None else _TABLE_TTL_S)
+        ttl_s = tree.ttl_s if tree is not None else _TABLE_TTL_S
+        for child in children:
+            inode = self.inodes.remember(_row(parent, child.name, child.node), lookups=1)
+            yield child, Attributes(inode.ino, child.node, ttl_s)
 
     def _close_directory(self, ino: Ino) -> None:
         directory = self.directories.pop(ino, None)

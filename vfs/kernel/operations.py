@@ -58,8 +58,7 @@ class Operations(pyfuse3.Operations):
         children = await self._fs.read_directory(Ino(fh), start_id)
         # Atomic: no await until every entry that the kernel is told of is in the inode table.
         with self._fs.inodes.batch():
-            for child in children:
-                attributes = self._fs.remember_child(Ino(fh), child)
+            for child, attributes in self._fs.remember_children(Ino(fh), children):
                 if not pyfuse3.readdir_reply(token, child.name, self._entry(attributes), child.position):
                     self._fs.forget([(attributes.ino, 1)])
                     break
