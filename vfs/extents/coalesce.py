@@ -1,0 +1,142 @@
+"""Wanted blocks → requests: what lies close together is asked for at once, what is long in parts.
+
+Pure: no I/O, no clock.
+
+Two numbers of a link say what close and long mean. While one request waits for its first byte the others of the window use
+the line, so a request costs `ttfb / window` of the line's time, and bridging a gap is cheaper as long as its bytes pass in
+less. A request is long enough when the window's requests together are twice what the line holds: half of them send while the
+other half wait. Bridged bytes are waste, so a share of the wanted bytes bounds them, whatever the line.
+
+Source: after Arrow's derivation from time to first byte and bandwidth (arrow/io/caching.cc, MakeFromNetworkMetrics), which
+assumes one request at a time: on a line of 1 Gbit/s and 100 ms it would bridge 12 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vfs.extents.layout import BLOCK
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What a site's line does, as measured.
+
+    Attributes:
+        ttfb_s: from sending a request to its first byte.
+        bytes_per_s: of the whole line, all requests together.
+        window: requests in flight.
+    """
+
+    ttfb_s: float
+    bytes_per_s: float
+    window: int
+
+
+class Knobs(msgspec.Struct, frozen=True):
+    """How requests are formed for a site at the moment; shown by `explain`.
+
+    Attributes:
+        pace: that they follow from.
+        gap_blocks: unwanted blocks that are bridged at most between two wanted ones.
+        request_blocks: in one request at most.
+        waste_max: bridged bytes for each wanted byte of a request at most.
+    """
+
+    pace: Pace
+    gap_blocks: int
+    request_blocks: int
+    waste_max: float
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One request to a site.
+
+    Attributes:
+        blocks: to ask for.
+        wasted: of them, those that nobody wants.
+    """
+
+    blocks: range
+    wasted: int
+
+
+def knobs(pace: Pace, *, request_bytes_min: int, request_bytes_max: int, waste_max: float) -> Knobs:
+    """Return how to form requests on such a line.
+
+    Args:
+        request_bytes_min: asked for at once where there is so much: a request costs the site and us some work too.
+        request_bytes_max: bounds what a foreground read waits for, and what a broken body loses.
+    """
+    held = pace.ttfb_s * pace.bytes_per_s
+    gap = held / pace.window
+    size = min(max(2 * held / pace.window, request_bytes_min), request_bytes_max)
+    return Knobs(pace, int(gap // BLOCK), max(1, round(size / BLOCK)), waste_max)
+
+
+def coalesce(wanted: Sequence[range], rule: Knobs) -> list[Request]:
+    """Return the requests that bring all wanted blocks.
+
+    Args:
+        wanted: non-empty ranges of blocks in the order in which they are needed; they may overlap.
+
+    Returns:
+        Disjoint requests, the one with the block that is needed first before the others.
+    """
+    requests: list[tuple[int, Request]] = []
+    for bridged in _bridge(_merge(wanted), rule):
+        whole = range(bridged[0].start, bridged[-1].stop)
+        for start in range(whole.start, whole.stop, rule.request_blocks):
+            part = range(start, min(start + rule.request_blocks, whole.stop))
+            trimmed = _trim(part, bridged)
+            if trimmed is not None:
+                requests.append((_rank(trimmed, wanted), _request(trimmed, bridged)))
+    requests.sort(key=lambda ranked: (ranked[0], ranked[1].blocks.start))
+    return [request for _, request in requests]
+
+
+def _request(part: range, runs: Sequence[range]) -> Request:
+    """Return the request for `part`, counting the blocks of it that are in none of the runs."""
+    return Request(part, len(part) - sum(len(_overlap(part, run)) for run in runs))
+
+
+def _merge(wanted: Sequence[range]) -> list[range]:
+    """Return the same blocks as disjoint runs in the order of their offsets; neighbours become one."""
+    runs: list[range] = []
+    for run in sorted(wanted, key=lambda run: run.start):
+        if runs and run.start <= runs[-1].stop:
+            runs[-1] = range(runs[-1].start, max(runs[-1].stop, run.stop))
+        else:
+            runs.append(run)
+    return runs
+
+
+def _bridge(runs: Sequence[range], rule: Knobs) -> list[list[range]]:
+    """Return the runs in groups that are worth one transfer each."""
+    groups: list[list[range]] = []
+    wanted = wasted = 0
+    for run in runs:
+        gap = run.start - groups[-1][-1].stop if groups else 0
+        if groups and gap <= rule.gap_blocks and wasted + gap <= rule.waste_max * (wanted + len(run)):
+            groups[-1].append(run)
+            wanted, wasted = wanted + len(run), wasted + gap
+        else:
+            groups.append([run])
+            wanted, wasted = len(run), 0
+    return groups
+
+
+def _trim(part: range, runs: Sequence[range]) -> range | None:
+    """Return `part` without unwanted blocks at its ends, which cutting a group can leave; None: it has no other."""
+    touched = [overlap for run in runs if (overlap := _overlap(part, run))]
+    return range(touched[0].start, touched[-1].stop) if touched else None
+
+
+def _rank(part: range, wanted: Sequence[range]) -> int:
+    """Return the place of the first wanted range that lies in it."""
+    return next(rank for rank, run in enumerate(wanted) if _overlap(part, run))
+
+
+def _overlap(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
