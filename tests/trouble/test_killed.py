@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -230,7 +229,8 @@ def test_uncached_read_waits_for_the_next_agent(wan_origin: WanOrigin, wan_root:
         got: list[bytes] = []
         reader = threading.Thread(target=lambda: got.append((lake.root / "big").read_bytes()))
         reader.start()
-        wait_until(lambda: wan_origin.stats()["by_path"].get(f"/{wan_root.name}/big"), "the read at the origin")
+        counts = f"/{wan_root.name}/big"
+        wait_until(lambda: wan_origin.stats()["by_path"].get(counts, {}).get("gets"), "the read at the origin")
         kill_and_wait(lake, "agent")
         reader.join(30)
         assert got == [files["big"]]
@@ -285,11 +285,10 @@ def test_stopped_worker_is_replaced_or_goes_on(scratch: Path) -> None:
         assert got == [files["dir/1"]]
 
 
-def test_keeper_killed_twenty_times_leaves_one_mount(scratch: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_keeper_that_was_killed_leaves_one_mount_for_the_next_one(scratch: Path, rounds: int) -> None:
     """D02"""
-    files = {"f": b"content"}
-    write(scratch / "disk", files)
-    rounds = 20 if os.environ.get("FOREMOUNT_TEST_SLOW") else 5
+    write(scratch / "disk", {"f": b"content"})
     with mounted(LOCAL, scratch) as lake:
         for _ in range(rounds):
             keeper = lake.pid("keeper")
@@ -308,7 +307,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_sigterm_twice_in_150_ms_ends_the_mount_cleanly(scratch: Path, rounds: int) -> None:
     """D14"""
     write(scratch / "disk", {"f": b"content"})
@@ -326,9 +325,9 @@ def test_sigterm_twice_in_150_ms_ends_the_mount_cleanly(scratch: Path, rounds: i
 
 def test_lazy_unmount_with_an_open_descriptor_ends_in_bounded_time(scratch: Path) -> None:
     """D13"""
-    with local_lake(scratch) as (lake, files):
+    with local_lake(scratch) as (lake, _):
         keeper = lake.pid("keeper")
-        with open(lake.root / "big", "rb") as file:
+        with open(lake.root / "big", "rb"):
             subprocess.run(["umount", "-l", str(lake.root)], check=True)
             os.kill(keeper, signal.SIGTERM)
             wait_until(lambda: not alive(keeper), "the keeper's end", 20)
@@ -349,6 +348,3 @@ def reads(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
-
-
-assert sys.platform == "linux"
