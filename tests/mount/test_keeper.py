@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -421,3 +422,18 @@ def test_doctor_reads_a_live_mount_as_frameworks_do(mounted: Mounted) -> None:
         assert checks[name]["verdict"] == "ok", checks[name]
     assert checks["read-ahead"]["found"] == "1024 KiB in force"
     assert checks["rename over"]["verdict"] == "skipped"
+
+
+def test_systemd_is_told_ready_watchdog_and_stopping(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0{mounted.directory.path}")  # abstract: written "@…" in the environment
+        listener.settimeout(10.0)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{mounted.directory.path}")
+        pid = mounted.start()
+        os.kill(pid, signal.SIGTERM)
+        heard: list[bytes] = []
+        while b"STOPPING=1" not in heard:
+            heard.append(listener.recv(1000))
+        assert b"READY=1\nSTATUS=serving" in heard
+        assert b"WATCHDOG=1" in heard
+        assert ended(pid)

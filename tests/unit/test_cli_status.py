@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 from vfs import rundir
 from vfs.cli import main
-from vfs.cli.status import Process, diagnose
+from vfs.cli.status import Process, _agent_rows, diagnose, troubles_of_agent
+from vfs.errors import Unavailable
 from vfs.keeper import mountinfo, procfs, state
 
 MOUNTPOINT = "/mnt/lake"
@@ -213,3 +214,46 @@ def test_trouble_is_named(held: state.KeeperState, changed: dict[str, Process], 
 def test_children_that_start_for_the_first_time_are_no_trouble() -> None:
     starting = {**ALL_WELL, "agent": Process(12, "running", False)}
     assert diagnose(replace(SERVING, phase=state.STARTING), starting, mounted=True, agent_trouble=None) == []
+
+
+def test_site_store_and_line_that_the_agent_reports_are_trouble() -> None:
+    says = {
+        "sites": {"wan": {"answers": False}, "disk": {"answers": True}},
+        "stores": {"cache": {"directory": "/c", "trouble": "read-only file system"}, "memory": {}},
+        "worker": {"connected": False},
+    }
+    assert [trouble.what for trouble in troubles_of_agent(says)] == [
+        "the site wan does not answer: what is cached is served, the rest fails at its deadline",
+        "the cache store can't be used: read-only file system",
+        "the worker has no line to the agent: remote files wait",
+    ]
+
+
+@pytest.mark.parametrize(
+    "says", [{}, {"sites": {}, "stores": {}, "worker": {"connected": True}}], ids=["nothing", "all well"]
+)
+def test_agent_that_reports_nothing_wrong_is_no_trouble(says: dict[str, object]) -> None:
+    assert troubles_of_agent(says) == []
+    assert _agent_rows(says) == []
+
+
+def test_what_the_agent_says_is_shortened_for_people() -> None:
+    says = {
+        "mounts": [{"prefix": "/w", "site": "wan", "writable": False}, {"prefix": "/d", "site": "disk", "writable": True}],
+        "stores": {"cache": {"directory": "/c", "used": 1 << 20, "cap": 1 << 30, "objects": 3}, "memory": {"objects": 0}},
+        "fetches": {"fetches": 5, "fetched_bytes": 2048, "retries": 1, "failures": 0},
+        "sites": {"wan": {"answers": False}},
+        "from a later version": 1,
+    }
+    assert _agent_rows(says) == [
+        ("mounts", "/w from wan"),
+        ("mounts", "/d from disk, writable"),
+        ("cache", "1 MiB of 1 GiB, 3 objects, in /c"),
+        ("fetched", "2 KiB, 1 retries"),
+        ("site", "wan: does not answer: see agent.log"),
+    ]
+
+
+def test_stopping_mount_does_not_blame_its_agent() -> None:
+    gone = Unavailable("agent", "is not running")
+    assert diagnose(replace(SERVING, phase=state.STOPPING), ALL_WELL, mounted=True, agent_trouble=gone) == []

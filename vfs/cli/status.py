@@ -19,6 +19,7 @@ from vfs.keeper import mountinfo, procfs, state
 from vfs.keeper.mountinfo import FS_TYPE, MountEntry
 from vfs.keeper.procfs import ProcessFacts
 from vfs.keeper.state import KeeperState
+from vfs.units import format_size
 
 AGENT_S = 1.0
 """Leaves room for the rest of the 2 s that `status` may take."""
@@ -104,6 +105,7 @@ def observe(located: Located) -> MountStatus:
     agent_says, agent_trouble = _ask_agent(located, processes["agent"])
     mounted = entry is not None and entry.fs_type == FS_TYPE and entry.minor == held.connection
     troubles = diagnose(held, processes, mounted=mounted, agent_trouble=agent_trouble)
+    troubles += troubles_of_agent(agent_says or {}) if held.phase == state.SERVING else []
     return MountStatus(
         mountpoint=located.mountpoint,
         run_dir=located.run_dir.path,
@@ -149,8 +151,26 @@ def diagnose(
             Trouble(f"it is no longer mounted at {held.mountpoint} here: detached, or another mount namespace", force)
         )
     agent = processes["agent"]
-    if agent_trouble is not None and agent.state == RUNNING and agent.ready:
+    if agent_trouble is not None and agent.state == RUNNING and agent.ready and held.phase == state.SERVING:
         troubles.append(Trouble(f"the agent does not answer: {agent_trouble.reason}", _ADVICE_ON_AGENT.format(pid=agent.pid)))
+    return troubles
+
+
+def troubles_of_agent(says: dict[str, Any]) -> list[Trouble]:
+    """Return what the agent itself reports as wrong. Pure: no I/O, no clock."""
+    troubles = [
+        Trouble(f"the site {name} does not answer: what is cached is served, the rest fails at its deadline",
+                "see agent.log for its last error; nothing has to be done here once it answers again")
+        for name, facts in says.get("sites", {}).items()
+        if isinstance(facts, dict) and not facts.get("answers", True)
+    ]  # fmt: skip
+    troubles += [
+        Trouble(f"the {name} store can't be used: {store['trouble']}", f"look after {store.get('directory')}")
+        for name, store in says.get("stores", {}).items()
+        if store.get("trouble")
+    ]
+    if says.get("worker", {}).get("connected") is False:
+        troubles.append(Trouble("the worker has no line to the agent: remote files wait", "if this stays, see worker.log"))
     return troubles
 
 
@@ -223,8 +243,7 @@ def _describe(found: MountStatus) -> list[str]:
         rows.append(("read-ahead", f"{found.read_ahead_kb} KiB"))
         rows.append(("run dir", found.run_dir))
         rows.append(("started", f"{found.since_s:.0f} s ago"))
-    rows += [(key, _flat(value)) for key, value in (found.agent_says or {}).items()]
-    return lines + output.columns(rows)
+    return lines + output.columns([*rows, *_agent_rows(found.agent_says or {})])
 
 
 def _process_words(process: Process) -> str:
@@ -236,10 +255,23 @@ def _process_words(process: Process) -> str:
     return ", ".join(words)
 
 
-def _flat(value: Any) -> str:
-    """Return what the agent says of one thing on one line; lists of objects by their number."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
-    if isinstance(value, list):
-        return ", ".join(_flat(inner) for inner in value) if len(value) < 8 else f"{len(value)} of them"
-    return str(value)
+def _agent_rows(says: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what people want to know of the agent's answer; --json has all of it. Keys may be missing: versions differ."""
+    rows = [("mounts", f"{each.get('prefix')} from {each.get('site')}{', writable' * bool(each.get('writable'))}")
+            for each in says.get("mounts", [])]  # fmt: skip
+    for name, store in says.get("stores", {}).items():
+        if store.get("objects") or name == "cache":
+            room = f"{format_size(store.get('used', 0))} of {format_size(store.get('cap', 0))}"
+            room += f", {store.get('objects', 0)} objects"
+            rows.append((name, store.get("trouble") or f"{room}, in {store.get('directory')}"))
+    fetches = says.get("fetches", {})
+    if fetches.get("fetches"):
+        counts = ", ".join(f"{fetches[key]} {key}" for key in ("retries", "failovers", "failures") if fetches.get(key))
+        rows.append(("fetched", f"{format_size(fetches.get('fetched_bytes', 0))}{', ' * bool(counts)}{counts}"))
+    return rows + [("site", f"{name}: {_site_words(facts)}") for name, facts in says.get("sites", {}).items()]
+
+
+def _site_words(facts: Any) -> str:
+    if not isinstance(facts, dict) or facts.get("answers", True):
+        return "answers"
+    return f"does not answer: {facts.get('trouble') or facts.get('reason') or 'see agent.log'}"

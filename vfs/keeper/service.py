@@ -338,7 +338,8 @@ class Keeper:
             os.close(child.pipe)
             del self.children[name]
             why = describe_exit(status)
-            log.log(logging.INFO if self.ended or status == 0 else logging.WARNING, "the %s ended: %s", name, why)
+            expected = status == 0 or self.supervisor.phase in (supervise.UNMOUNTING, supervise.ENDING)
+            log.log(logging.INFO if expected else logging.WARNING, "the %s ended: %s", name, why)
             connected = self.connection is not None and mounting.is_connected(self.connection.fd)
             self._feed(supervise.Exited(name, why, connected))
 
