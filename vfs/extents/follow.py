@@ -1,0 +1,194 @@
+"""The order that the readers of a file follow, and what comes next in it.
+
+Pure: no I/O, no clock.
+
+Every order is scored at each wanted member: was one of its predecessors in that order among the last few? Looking for a
+predecessor among several, not at the very last, is what tells interleaved readers from a reader without order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from vfs.checkpoints.patterns import Order, Patterns, ranks
+
+_RECENT_MAX = 32
+"""Wanted members among which a predecessor is looked for: 16 readers side by side, two of each."""
+_REACH_MAX = 8
+"""Predecessors looked for: threads that share a list finish its entries in nearly its order."""
+_STEPS_MAX = 512
+"""Members looked at to find them: most of a layout may be of patterns that nobody wants."""
+_JUDGED = 32
+"""Jumps before a reader is called lost: 16 threads that begin at 16 places jump 16 times."""
+_LOST = 0.3
+_DECAY = 0.95
+_PRIOR = {Order.OFFSET: 0.04, Order.NAME: 0.03, Order.LAYER: 0.02, Order.PATTERN: 0.01}
+"""Which order is believed as long as the reads fit several."""
+
+
+class _Line(NamedTuple):
+    """One order, followed in one direction; `order` is None for the one that was learned."""
+
+    order: Order | None
+    step: int
+    members: Sequence[int]
+    rank: Sequence[int]
+
+
+class Follow:
+    """What the readers of one file have done so far.
+
+    Attributes:
+        jumps: outcomes of the last reads that did not continue the one before: whether an order explains them.
+        previous: the wanted member before the last one.
+    """
+
+    def __init__(self, patterns: Patterns) -> None:
+        self._patterns = patterns
+        size = len(patterns.of)
+        narrow = max(4, min(_RECENT_MAX, size // 16))
+        self._recent: deque[int] = deque(maxlen=narrow)
+        self._reach = min(_REACH_MAX, narrow)
+        self._lines: list[_Line] = []
+        self._scores: list[float] = []
+        for order in Order:
+            members, rank = patterns.sequence(order)
+            self._add(order, 1, members, rank, _PRIOR[order])
+            self._add(order, -1, members, rank, _PRIOR[order] / 10)
+        self._best = 0
+        self._taught: Sequence[int] = ()
+        self._continued = 0
+        self.jumps: deque[bool] = deque(maxlen=48)
+        self.previous: int | None = None
+
+    def _add(self, order: Order | None, step: int, members: Sequence[int], rank: Sequence[int], prior: float) -> None:
+        self._lines.append(_Line(order, step, members, rank))
+        self._scores.append(prior)
+
+    def teach(self, members: list[int]) -> None:
+        """Follow an order from an earlier load until another one fits better."""
+        if self._taught is members:
+            return
+        self._taught = members
+        rank: array[int] = ranks(members, len(self._patterns.of))
+        if self._lines[-1].order is None:
+            self._lines[-1] = _Line(None, 1, members, rank)
+        else:
+            self._add(None, 1, members, rank, 1.0)
+        self._best = max(range(len(self._scores)), key=self._scores.__getitem__)
+
+    @property
+    def is_known_order(self) -> bool:
+        """Return whether the readers follow the order that was learned, as far as one can tell."""
+        return not self._taught or self._lines[self._best].order is None
+
+    @property
+    def trust(self) -> float:
+        """Return 0 to 1: a half at first, more with every step that an order explains."""
+        explained = sum(self.jumps)
+        if not self.jumps:
+            return (1 + self._continued) / (2 + self._continued)
+        return (1 + explained) / (2 + len(self.jumps))
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether no order explains where the readers go."""
+        return len(self.jumps) >= _JUDGED and self.trust < _LOST
+
+    def order(self) -> tuple[Order, bool]:
+        """Return the order that fits best, of those that have a name, and whether it is followed backwards."""
+        line = self._named()
+        assert line.order is not None
+        return line.order, line.step < 0
+
+    def _named(self) -> _Line:
+        named = [index for index, line in enumerate(self._lines) if line.order is not None]
+        return self._lines[max(named, key=self._scores.__getitem__)]
+
+    def observe(self, member: int, believed: set[int], *, jumped: bool, is_first: bool) -> bool:
+        """Take in a wanted member; returns whether what comes next has to be laid out anew.
+
+        Args:
+            believed: patterns whose members the readers take; steps over others are none.
+            jumped: the read did not continue the one before.
+            is_first: nobody had read this pattern before: where it begins says nothing about the order.
+        """
+        self.previous = self._recent[-1] if self._recent else None
+        if member in self._recent:
+            return False
+        was, explained = self._best, False
+        if self._recent:
+            recent = set(self._recent)
+            points = [self._points(line, member, recent, believed) for line in self._lines]
+            self._scores = [score * _DECAY + point for score, point in zip(self._scores, points, strict=True)]
+            self._best = max(range(len(self._scores)), key=self._scores.__getitem__)
+            explained = any(points)
+            if not jumped:
+                self._continued += 1
+            elif explained or not is_first:
+                self.jumps.append(explained)
+        self._recent.append(member)
+        return self._best != was or not explained
+
+    def _points(self, line: _Line, member: int, recent: set[int], believed: set[int]) -> float:
+        """Return 1 if the member's predecessor was read lately, less for those before it, 0 for none."""
+        for distance, each in enumerate(self._walk(line, line.rank[member], -line.step, believed), 1):
+            if each in recent:
+                return 1 / distance
+            if distance == self._reach:
+                break
+        return 0.0
+
+    def _walk(self, line: _Line, rank: int, step: int, believed: set[int] | None, steps: int = _STEPS_MAX) -> Iterator[int]:
+        """Yield the believed members beyond a rank; None: all."""
+        if rank < 0:
+            return
+        of, members = self._patterns.of, line.members
+        stop = rank + step * (steps + 1)
+        for at in range(rank + step, min(stop, len(members)) if step > 0 else max(stop, -1), step):
+            if believed is None or of[members[at]] in believed:
+                yield members[at]
+
+    def ahead(self, believed: set[int] | None) -> Iterator[int]:
+        """Return the members that come next, nearest first, turn by turn for readers at several places.
+
+        Args:
+            believed: patterns whose members count; None: all that were learned, in that order.
+
+        As long as no direction is established, what lies behind comes after what lies ahead.
+        """
+        line = self._lines[self._best] if believed is None else self._named()
+        if not self._recent:
+            return iter(line.members if believed is None else ())
+        heads = self._heads(line, believed)
+        sections = [self._section(line, head, believed) for head in heads]
+        return self._turns(sections, line, heads, believed)
+
+    def _heads(self, line: _Line, believed: set[int] | None) -> list[int]:
+        """Return the members, the last one first, after which none of the recent ones comes soon: where readers are."""
+        recent = set(self._recent)
+        heads = []
+        for member in reversed(self._recent):
+            walk = self._walk(line, line.rank[member], line.step, believed)
+            if not any(each in recent for _, each in zip(range(self._reach), walk, strict=False)):
+                heads.append(member)
+        return heads
+
+    def _section(self, line: _Line, head: int, believed: set[int] | None) -> Iterator[int]:
+        recent = set(self._recent)
+        for member in self._walk(line, line.rank[head], line.step, believed, len(line.members)):
+            if member in recent:
+                return
+            yield member
+
+    def _turns(
+        self, sections: list[Iterator[int]], line: _Line, heads: list[int], believed: set[int] | None
+    ) -> Iterator[int]:
+        for turn in zip_longest(*sections):
+            yield from (member for member in turn if member is not None)
+        if heads and sum(self.jumps) + self._continued < 3:
+            yield from self._walk(line, line.rank[heads[-1]], -line.step, believed, len(line.members))

@@ -1,0 +1,354 @@
+"""Which members of a file will be read next: a read in, ranges to fetch ahead out.
+
+Pure: no I/O, no clock.
+
+A read says which members are *wanted* (`evidence.py`): the kernel reads more than was asked for, and what it spilt into a
+neighbour must not count. A wanted member makes its pattern wanted, and with it the members of that pattern in all layers,
+nearest first in the order that the reader follows (`follow.py`). A pattern is believed at its first wanted member: waiting
+for a second would cost a round trip per pattern, believing wrongly costs what the window holds, and members that come due
+unread take the pattern back. What is cheap next to what is wanted anyway is fetched on suspicion.
+
+How far ahead is a matter of trust: all of the caller's limit for a reader that goes from one member to the next, a quarter
+of it at the first read, nothing for one that jumps about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from vfs.checkpoints.layout import Layout
+from vfs.checkpoints.learned import Learned
+from vfs.checkpoints.patterns import Patterns
+from vfs.extents.evidence import Evidence
+from vfs.extents.follow import Follow
+from vfs.extents.spans import Spans
+
+Range = tuple[int, int]
+"""(offset, length)."""
+
+
+class PredictionKnobs(msgspec.Struct, frozen=True):
+    """How readily members are fetched ahead.
+
+    Attributes:
+        around_bytes: that the kernel reads before a page that is missing in a mapped file: half its read-around, which is
+            twice `read_ahead_kb` after fadvise(SEQUENTIAL). A member at least so long is wanted when its head is read.
+        ahead_bytes: that the kernel reads beyond what was touched: the window in use and the one after it.
+        suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted. 0.03 buys the
+            first layer of q, k, v and o one round trip earlier, and all biases, for 1 % of the bytes.
+        limit_bytes: handed out and not yet read, where the caller names no other.
+        misses_max: members of a pattern that come due unread, in a row, before the pattern is given up.
+        unread_max: bytes never read per byte that was, beyond which the prediction gives up, once `judged_bytes` are due.
+    """
+
+    around_bytes: int = 128 << 10
+    ahead_bytes: int = 512 << 10
+    suspicion: float = 0.03
+    limit_bytes: int = 256 << 20
+    misses_max: int = 3
+    unread_max: float = 0.5
+    judged_bytes: int = 16 << 20
+
+
+class Prediction:
+    """What will be read of one file.
+
+    Args:
+        learned: what an earlier load of such a file taught. With it the first read predicts everything.
+        whole: policy says that all of it will be read.
+        patterns: those of the layout, if another reader of the file has them already.
+
+    Invariants: no byte is handed out twice, or outside the file; what is outstanding is at most the caller's limit; once it
+    is off, it stays off.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        learned: Learned | None = None,
+        whole: bool = False,
+        patterns: Patterns | None = None,
+        knobs: PredictionKnobs | None = None,
+    ) -> None:
+        self.layout = layout
+        self.patterns = patterns or Patterns(layout)
+        self._knobs = knobs or PredictionKnobs()
+        self._taught = learned
+        self._whole = whole
+        self._known: list[int] = (
+            learned.apply(self.patterns) if learned is not None and learned.format == layout.format else []
+        )
+        self._evidence = Evidence(layout, around_bytes=self._knobs.around_bytes, ahead_bytes=self._knobs.ahead_bytes)
+        self._follow = Follow(self.patterns)
+        self._wanted: dict[int, None] = {}  # patterns in the order of their first wanted member
+        self._suspected: set[int] = set()
+        self._weak: dict[int, int] = {}  # pattern → reads that covered a small member of it and perhaps meant another
+        self._misses: dict[int, int] = {}
+        self._asked = Spans()
+        self._live = Spans()  # asked, not read, not yet due
+        self._due: deque[tuple[int, int]] = deque()  # (observations by which it should be read, member)
+        self._urgent: deque[int] = deque()
+        self._queue: Iterator[int] = iter(())
+        self._suspicion_bytes = 0
+        self._before, self._after = (learned.before, learned.after) if learned is not None else (0, 0)
+        self._predicted = self._hit = self._overdue = 0
+        self._observed = 0
+        self._off = ""
+        self._plan()
+
+    @property
+    def is_off(self) -> bool:
+        """Return whether it gave up; `explain` says why."""
+        return bool(self._off)
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Return what was handed out, without what had been read already."""
+        return self._predicted
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return what was handed out and not read; when the file is closed, what never was."""
+        return self._predicted - self._hit
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Return what was handed out and is expected to be read."""
+        return self._live.total
+
+    def wanted_bytes(self) -> int:
+        """Return the size of all members that are believed to be wanted."""
+        if self._whole:
+            return sum(self.layout.lengths)
+        known = {self.patterns.of[member] for member in self._known}
+        return sum(self.patterns.bytes[pattern] for pattern in known | self._wanted.keys() | self._suspected)
+
+    def read(self, offset: int, length: int, *, limit_bytes: int | None = None) -> list[Range]:
+        """Note a read, as the kernel sends it; return the ranges to fetch ahead now, those needed first before the others.
+
+        Args:
+            limit_bytes: what may be outstanding after this call.
+
+        Returns:
+            Members, or parts of those larger than the limit, widened by what the kernel reads around them.
+        """
+        end = min(offset + length, self.layout.size)
+        offset = max(0, offset)
+        if offset >= end:
+            return []
+        seen = self._evidence.read(offset, end)
+        for start, stop in seen.new:
+            self._hit += self._asked.measure(start, stop)
+            self._live.remove(start, stop)
+        if self._off:
+            return []
+        for pattern in {self.patterns.of[member] for member in seen.covered}:
+            self._weak[pattern] = self._weak.get(pattern, 0) + 1
+            self._suspect(pattern)
+        for place, member in enumerate(seen.wanted):
+            self._observe(member, jumped=seen.jumped and place == 0)
+        self._collect_due()
+        self._judge()
+        return [] if self._off else self._hand_out(self._knobs.limit_bytes if limit_bytes is None else limit_bytes)
+
+    def pushed(self, offset: int, length: int) -> None:
+        """Note that these bytes lie in the page cache: they will be read without anybody telling."""
+        self._hit += sum(self._asked.measure(*new) for new in self._evidence.push(offset, offset + length))
+        self._live.remove(offset, offset + length)
+
+    def learned(self) -> Learned | None:
+        """Return what this load taught, to be kept for the next one; None: no more than was known."""
+        read = self._read_patterns()
+        if not read:
+            return None
+        order, backwards = self._follow.order()
+        if self._known and self._follow.is_known_order and self._taught is not None:
+            order, backwards = self._taught.order, self._taught.backwards
+        found = Learned(
+            self.layout.format,
+            tuple(self.patterns.names[pattern] for pattern in read),
+            order,
+            backwards,
+            round(self._evidence.read_bytes / max(1, self.layout.size), 3),
+            self._before,
+            self._after,
+        )
+        return found.since(self._taught, self.patterns)
+
+    def order(self) -> list[str]:
+        """Return the patterns that were read, in the order of their first read."""
+        return [self.patterns.names[pattern] for pattern in self._read_patterns()]
+
+    def explain(self) -> dict[str, Any]:
+        """Return the state as `explain` shows it."""
+        order, backwards = self._follow.order()
+        return {
+            "format": self.layout.format,
+            "members": len(self.layout),
+            "patterns_wanted": [self.patterns.names[pattern] for pattern in [*self._wanted][:50]],
+            "from": "policy" if self._whole else "an earlier load" if self._known else "this load",
+            "order": f"{order}{', backwards' if backwards else ''}",
+            "trust": round(self._follow.trust, 3),
+            "members_seen": self._observed,
+            "wanted_bytes": self.wanted_bytes(),
+            "predicted_bytes": self._predicted,
+            "unread_bytes": self.unread_bytes,
+            "outstanding_bytes": self._live.total,
+            "margins": (self._before, self._after),
+            "off": self._off,
+        }
+
+    # What is wanted
+
+    def _observe(self, member: int, *, jumped: bool) -> None:
+        """Take in that a member is wanted."""
+        self._observed += 1
+        pattern = self.patterns.of[member]
+        is_new = pattern not in self._wanted
+        if is_new:
+            self._wanted[pattern] = None
+            if pattern in self._suspected:
+                self._suspected.discard(pattern)
+                self._suspicion_bytes = max(0, self._suspicion_bytes - self.patterns.bytes[pattern])
+        self._misses[pattern] = 0
+        self._measure_margins(member)
+        turned = self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
+        self._urgent.append(member)
+        if is_new:
+            for relative in self.patterns.relatives(pattern):
+                self._suspect(relative, beside=member)
+            for weak in [*self._weak]:
+                self._suspect(weak)
+        if is_new or turned:
+            self._plan()
+
+    def _believed(self) -> set[int]:
+        return self._suspected | self._wanted.keys()
+
+    def _suspect(self, pattern: int, *, beside: int | None = None) -> None:
+        """Fetch a pattern, or its member in the layer being read, though nobody has read it, as far as it is cheap."""
+        if pattern in self._wanted or pattern in self._suspected or not self._wanted:
+            return
+        if self._weak.get(pattern, 0) >= 2:  # the kernel reads it beside what is wanted, so it has to come anyway
+            self._suspected.add(pattern)
+            self._plan()
+            return
+        room = self._knobs.suspicion * sum(self.patterns.bytes[each] for each in self._wanted) - self._suspicion_bytes
+        if self.patterns.bytes[pattern] <= room:
+            self._suspected.add(pattern)
+            self._suspicion_bytes += self.patterns.bytes[pattern]
+            self._urgent.extend(self.patterns.members[pattern])
+        elif beside is not None:
+            for member in self.patterns.members[pattern]:
+                if self.patterns.numbers[member] == self.patterns.numbers[beside] and self.layout.lengths[member] <= room:
+                    self._suspicion_bytes += self.layout.lengths[member]
+                    self._urgent.append(member)
+                    break
+
+    def _measure_margins(self, member: int) -> None:
+        """Learn how far this reader's reads reach beyond what it wants, from the member it had before."""
+        before, after = self._evidence.margins(member, self._follow.previous)
+        self._before, self._after = max(self._before, before), max(self._after, after)
+
+    # What comes next
+
+    def _plan(self) -> None:
+        """Lay out what comes after what has been read; what was handed out is passed over when its turn comes."""
+        if self._whole:
+            rest = self._known or range(len(self.layout))
+            self._queue = chain(rest, range(len(self.layout)))
+        elif self._known and self._follow.is_known_order:
+            self._follow.teach(self._known)
+            self._queue = chain(self._follow.ahead(None), self._follow.ahead(self._believed()))
+        elif self._wanted:
+            self._queue = self._follow.ahead(self._believed())
+
+    def _hand_out(self, limit_bytes: int) -> list[Range]:
+        """Return as much of the queue as trust leaves room for."""
+        sure = self._whole or (bool(self._known) and self._follow.is_known_order and not self._follow.jumps)
+        window = limit_bytes if sure else int(limit_bytes * self._follow.trust**2)
+        found: list[Range] = []
+        room = window - self._live.total
+        while room > 0:
+            member = self._urgent.popleft() if self._urgent else next(self._queue, None)
+            if member is None:
+                break
+            parts, is_done = self._take(member, room, window)
+            found += parts
+            room = window - self._live.total
+            if not is_done:
+                self._urgent.appendleft(member)
+                break
+        return found
+
+    def _take(self, member: int, room: int, window: int) -> tuple[list[Range], bool]:
+        """Hand out what is left of a member and fits; returns the ranges and whether nothing is left."""
+        offset, length = self.layout.offsets[member], self.layout.lengths[member]
+        if self._evidence.covered(offset, offset + length) == length:
+            return [], True
+        start, stop = max(0, offset - self._before), min(self.layout.size, offset + length + self._after)
+        found: list[Range] = []
+        for begin, end in self._asked.gaps(start, stop):
+            cut = min(end, begin + room)
+            if cut < end and cut - begin < window // 8:  # a crumb: wait until there is room for a worthy request
+                return found, False
+            self._asked.add(begin, cut)
+            for live in self._evidence.absent(begin, cut):
+                self._live.add(*live)
+                self._predicted += live[1] - live[0]
+                room -= live[1] - live[0]
+            found.append((begin, cut - begin))
+            if cut < end:
+                return found, False
+        if found:
+            self._due.append((self._observed + 2 * len(self._due) + 16, member))
+        return found, True
+
+    # What went wrong
+
+    def _collect_due(self) -> None:
+        """Strike off members that should have been read by now; a pattern that misses again and again is given up."""
+        while self._due and self._due[0][0] <= self._observed:
+            _, member = self._due.popleft()
+            offset, length = self.layout.offsets[member], self.layout.lengths[member]
+            unread = self._live.remove(max(0, offset - self._before), offset + length + self._after)
+            self._overdue += unread
+            pattern = self.patterns.of[member]
+            if 2 * unread <= length:
+                self._misses[pattern] = 0
+                continue
+            self._misses[pattern] = self._misses.get(pattern, 0) + 1
+            if self._misses[pattern] >= self._knobs.misses_max and pattern in self._believed():
+                self._wanted.pop(pattern, None)
+                self._suspected.discard(pattern)
+                self._known = [each for each in self._known if self.patterns.of[each] != pattern]
+                self._plan()
+
+    def _judge(self) -> None:
+        if self._whole:
+            return
+        if self._follow.is_lost:
+            self._off = "the reads follow no order"
+        elif self._overdue > max(self._knobs.judged_bytes, self._knobs.unread_max * self._hit):
+            self._off = f"{self._overdue} bytes were fetched ahead and not read when they were due"
+
+    def _read_patterns(self) -> list[int]:
+        """Return the patterns of which the reader took most, or wanted several members, in the order of their first read."""
+        share: dict[int, int] = {}
+        for start, stop in self._evidence.intervals():
+            for member in self.layout.touched(start, stop - start):
+                begin = self.layout.offsets[member]
+                end = begin + self.layout.lengths[member]
+                share[self.patterns.of[member]] = share.get(self.patterns.of[member], 0) + min(stop, end) - max(start, begin)
+        mostly = {pattern for pattern, read in share.items() if 2 * read >= self.patterns.bytes[pattern]}
+        seen = dict.fromkeys(chain(self._wanted, self._weak, sorted(mostly)))
+        counts: dict[int, int] = {}
+        for member in self._evidence.wanted:
+            counts[self.patterns.of[member]] = counts.get(self.patterns.of[member], 0) + 1
+        return [pattern for pattern in seen if pattern in mostly or counts.get(pattern, 0) >= 3]
