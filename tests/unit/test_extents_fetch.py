@@ -523,11 +523,11 @@ async def test_without_room_in_either_store_callers_hear_of_it(directory: str) -
 
 
 async def test_a_range_larger_than_both_stores_is_refused_instead_of_fetched_for_ever(directory: str) -> None:
-    async with bench(directory, size=24 * MIB, cap=10 * MIB, request_bytes_max=MIB) as at:
+    async with bench(directory, size=12 * MIB, cap=8 * MIB, request_bytes_max=MIB) as at:
         await at.fetcher.hold(at.identity)
         with pytest.raises(NoSpace, match="evicted faster"):
-            await at.fetcher.ensure(at.identity, 0, 24 * MIB)
-        assert at.store.totals().used <= 10 * MIB
+            await at.fetcher.ensure(at.identity, 0, 12 * MIB)
+        assert at.store.totals().used <= 8 * MIB
         at.fetcher.release(at.key)
 
 
@@ -597,6 +597,146 @@ async def test_leaving_cancels_fetches_and_tells_their_callers(directory: str) -
                 await caller
             raise AssertionError("leave the bench without its checks")
     assert caller is not None and caller.done()
+
+
+# How requests are formed
+
+
+async def test_prefetches_that_wait_for_their_turn_become_one_request(directory: str) -> None:
+    async with bench(directory, size=64 * BLOCK, requests_per_site=1, request_bytes_max=16 * BLOCK) as at:
+        await at.fetcher.hold(at.identity)
+        stall = Stall(asyncio.Event())
+        at.far.inject("read", stall)
+        at.fetcher.prefetch(at.key, 0, BLOCK)
+        await until(stall.reached)
+        for block in range(10, 30):
+            at.fetcher.prefetch(at.key, block * BLOCK, BLOCK)
+        reader = asyncio.create_task(at.fetcher.ensure(at.identity, 25 * BLOCK, 2 * BLOCK))
+        await asyncio.sleep(0)
+        stall.gate.set()
+        await reader
+        await at.fetcher.settled()
+        assert sorted((offset // BLOCK, length // BLOCK) for _, offset, length in at.far.reads) == [
+            (0, 1),
+            (10, 15),
+            (25, 2),
+            (27, 3),
+        ]
+        at.fetcher.release(at.key)
+
+
+async def test_near_ranges_are_prefetched_in_one_request_if_the_waste_is_small(directory: str) -> None:
+    async with bench(directory, size=64 * BLOCK, request_bytes_max=64 * BLOCK) as at:
+        await at.fetcher.hold(at.identity)
+        at.fetcher.prefetch_all(at.key, [(40 * BLOCK, BLOCK), (0, 8 * BLOCK), (9 * BLOCK, 8 * BLOCK)])
+        await at.fetcher.settled()
+        assert at.far.reads == [(PATH, 40 * BLOCK, BLOCK), (PATH, 0, 17 * BLOCK)]
+        at.fetcher.release(at.key)
+
+
+async def test_blocks_that_are_on_their_way_are_not_bridged(directory: str) -> None:
+    async with bench(directory, size=64 * BLOCK, request_bytes_max=64 * BLOCK) as at:
+        await at.fetcher.hold(at.identity)
+        stall = Stall(asyncio.Event())
+        at.far.inject("read", stall)
+        at.fetcher.prefetch(at.key, 10 * BLOCK, BLOCK)
+        await until(stall.reached)
+        at.fetcher.prefetch(at.key, 0, 21 * BLOCK)
+        stall.gate.set()
+        await at.fetcher.settled()
+        assert at.far.bytes == 21 * BLOCK
+        at.fetcher.release(at.key)
+
+
+async def test_what_is_known_of_a_line_is_told(directory: str) -> None:
+    async with bench(directory) as at:
+        await at.fetcher.hold(at.identity)
+        await at.fetcher.ensure(at.identity, 0, BLOCK)
+        (line,) = at.fetcher.lines()
+        assert line.site == FAR
+        assert (line.seen.window, line.seen.in_flight, line.waiting) == (8, 0, 0)
+        assert line.knobs.request_blocks == 4
+        at.fetcher.release(at.key)
+
+
+async def test_a_body_that_trickles_past_its_deadline_has_failed(directory: str) -> None:
+    async with bench(directory, stall_s=0.1, trickle_bytes_per_s=1e12, attempts_max=1) as at:
+        await at.fetcher.hold(at.identity)
+        link = at.fetcher._requests._link(FAR)
+        with patch.object(link, "deadline_s", return_value=0.05):
+            at.far.inject("read", Stall(asyncio.Event(), after=BLOCK))
+            with pytest.raises(Unavailable, match="within"):
+                await at.fetcher.ensure(at.identity, 0, 4 * BLOCK)
+        assert at.fetcher.counters.stalls == 1
+        assert link.in_flight == 0
+        at.fetcher.release(at.key)
+
+
+# A second request where the first is late
+
+
+async def know_delays(at: Bench) -> None:
+    """Have so many requests answered that the line's delay is known. The clock stands still: late is what is not at once."""
+    await at.fetcher.hold(at.identity, [at.replica])
+    for block in range(20):
+        await at.fetcher.ensure(at.identity, block * BLOCK, BLOCK)
+    assert at.near.reads == []
+
+
+async def test_a_late_request_is_sent_to_another_replica_whose_answer_counts(directory: str) -> None:
+    async with bench(directory, size=40 * BLOCK) as at:
+        await know_delays(at)
+        at.far.inject("read", Stall(asyncio.Event()))
+        root = await at.fetcher.ensure(at.identity, 30 * BLOCK, 2 * BLOCK)
+        assert at.near.reads == [(at.replica.path, 30 * BLOCK, 2 * BLOCK)]
+        await at.fetcher.settled()
+        assert (at.fetcher.counters.hedges, at.fetcher.counters.hedges_won) == (1, 1)
+        assert at.read(root, 30 * BLOCK, 2 * BLOCK) == at.body[30 * BLOCK : 32 * BLOCK]
+        assert at.fetcher._requests._link(FAR).in_flight == 0
+        at.fetcher.release(at.key)
+
+
+async def test_a_late_request_wins_when_its_rival_fails(directory: str) -> None:
+    async with bench(directory, size=40 * BLOCK) as at:
+        await know_delays(at)
+        late, failing = Stall(asyncio.Event()), Stall(asyncio.Event())
+        at.far.inject("read", late)
+        at.near.inject("read", failing)
+        at.near.inject("read", Fail(Unavailable("near")))
+        caller = asyncio.create_task(at.fetcher.ensure(at.identity, 30 * BLOCK, BLOCK))
+        await until(failing.reached)
+        late.gate.set()
+        root = await caller
+        assert (at.fetcher.counters.hedges, at.fetcher.counters.hedges_won) == (1, 0)
+        assert at.fetcher.counters.retries == 0
+        assert at.read(root, 30 * BLOCK, BLOCK) == at.body[30 * BLOCK : 31 * BLOCK]
+        at.fetcher.release(at.key)
+
+
+async def test_when_both_fail_the_fetch_is_tried_again(directory: str) -> None:
+    async with bench(directory, size=40 * BLOCK, stall_s=0.2) as at:
+        await know_delays(at)
+        at.far.inject("read", Stall(asyncio.Event()))
+        at.near.inject("read", Fail(Unavailable("near")))
+        root = await at.fetcher.ensure(at.identity, 30 * BLOCK, BLOCK)
+        await at.fetcher.settled()
+        assert (at.fetcher.counters.hedges, at.fetcher.counters.hedges_won) == (1, 0)
+        assert at.fetcher.counters.retries == 1
+        assert at.read(root, 30 * BLOCK, BLOCK) == at.body[30 * BLOCK : 31 * BLOCK]
+        at.fetcher.release(at.key)
+
+
+async def test_prefetches_are_never_sent_twice(directory: str) -> None:
+    async with bench(directory, size=40 * BLOCK) as at:
+        await know_delays(at)
+        stall = Stall(asyncio.Event())
+        at.far.inject("read", stall)
+        at.fetcher.prefetch(at.key, 30 * BLOCK, BLOCK)
+        await until(stall.reached)
+        stall.gate.set()
+        await at.fetcher.settled()
+        assert at.near.reads == []
+        at.fetcher.release(at.key)
 
 
 # Against the source

@@ -6,7 +6,9 @@ A page that is missing in a mapped file makes the kernel read as much before it 
 it reads up to two windows beyond what was touched. So a member is wanted
 
 - when it is read exactly, from its first byte or page to its last: no fault's surroundings fit so well;
-- when its head is read, it is longer than the kernel reads before a fault, and nothing wanted ends just before it;
+- when its head's page is where the fault was, it is longer than the kernel reads before one, and nothing wanted ends just
+  before it; the fault was at the begin or in the middle of a read that jumps, or as far from its end as the kernel reads on,
+  where a part of its surroundings was there already;
 - when the bytes read without a hole reach further beyond its head than the kernel reads ahead;
 - when half of it is read, and more than the kernel reads ahead, wherever it begins.
 
@@ -106,7 +108,7 @@ class Evidence:
             if offset + length <= start - self._ahead:
                 continue
             run = self._read.around(offset)
-            if self._is_exact(offset, length, start, end) or self._is_meant(offset, length, run, anchor):
+            if self._is_exact(offset, length, start, end) or self._is_meant(offset, length, run, anchor, start, end):
                 wanted.append(member)
                 anchor = offset + length
             elif jumped and run is not None and offset + length <= run[1] and start <= offset < end:
@@ -118,14 +120,15 @@ class Evidence:
         first, last = offset // _PAGE * _PAGE, min(-(-(offset + length) // _PAGE) * _PAGE, self._layout.size)
         return (start, end) == (first, last)
 
-    def _is_meant(self, offset: int, length: int, run: tuple[int, int] | None, anchor: int) -> bool:
+    def _is_meant(self, offset: int, length: int, run: tuple[int, int] | None, anchor: int, start: int, end: int) -> bool:
         """Return whether what was read without a hole around the member's head, `run`, is more than a spill."""
         if run is None:
             return length > self._ahead and self._read.measure(offset, offset + length) >= max(self._ahead, length // 2)
         if run[1] - offset > self._ahead:
             return True
         is_spill = anchor >= run[0] and anchor >= offset - self._ahead
-        return length >= self._around and not is_spill
+        faults = (start, (start + end) // 2, start + self._around, end - self._around)
+        return length >= self._around and not is_spill and any(0 <= offset - fault < _PAGE for fault in faults)
 
     def margins(self, member: int, previous: int | None) -> tuple[int, int]:
         """Return how far the reads reached before `member` when the reader jumped to it, and beyond the member before it."""

@@ -1,10 +1,10 @@
 """The fetch service: makes ranges of remote objects present in a store, once, however many ask.
 
 Flow: `ensure` finds the absent blocks of a range, joins the jobs that are bringing them already and starts one for each
-other run of them. A job is a task of the service: it waits for a request slot of its site and for memory, streams the body
-through a `Sink` into the object's store, and wakes its callers block by block. What breaks is resumed at the block where it
-broke, at another replica if there is one. When the cache can't take a block the object moves to the spill, a store in
-memory, until it is released.
+other run of them (`coalesce.py`). A job is a task of the service: it waits for its turn on the site's line and for memory,
+streams the body through a `Sink` into the object's store (`requests.py`), and wakes its callers block by block. What breaks
+is resumed at the block where it broke, at another replica if there is one. When the cache can't take a block the object
+moves to the spill, a store in memory, until it is released.
 
 Tasks: one for each job, one that seals complete objects; all in the service's own group. Threads: `writers` for the stores,
 one for sealing.
@@ -14,32 +14,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar, cast
+from typing import ParamSpec, Self, TypeVar
+
+import msgspec
 
 from vfs.clock import Clock
-from vfs.errors import Corrupt, ForemountError, NoSpace, NotFound, Stale, Unavailable, Unsupported, WrongAnswer
+from vfs.errors import Corrupt, ForemountError, NoSpace, NotFound, Stale, Unavailable, Unsupported
 from vfs.extents.budget import Budget, Priority
+from vfs.extents.coalesce import coalesce
 from vfs.extents.counters import FetchCounters
-from vfs.extents.jobs import FetchedObject, Job, pieces
+from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
-from vfs.extents.sink import Sink
+from vfs.extents.requests import LineFacts, Requests
 from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, object_key
-from vfs.sites.protocol import Piece, Site
+from vfs.sites.protocol import Site
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ROUNDS_MAX = 3
-"""How often a range is fetched again because it was evicted before its caller was told."""
+_ROUNDS_MAX = 8
+"""How often a range is looked at again: its fetch went to another job or store, or it was evicted meanwhile."""
 _JOBS_MAX = 64
 """Started at a time for one call: with 8 MiB each more than the memory budget lets run."""
 
@@ -71,14 +75,12 @@ class Fetcher:
         self.counters = FetchCounters()
         self._store = store
         self._spill = spill
-        self._sites = sites
-        self._memory = memory
         self._clock = clock
         self._limits = limits
         self._chance = chance or random.Random()  # noqa: S311  jitter needs no secrecy
         self._sleep = sleep
         self._objects: dict[ObjectKey, FetchedObject] = {}
-        self._slots: dict[SiteName, Budget] = {}
+        self._requests = Requests(sites, memory=memory, clock=clock, limits=limits, counters=self.counters)
         self._store_retry_s = float("-inf")
         self._complete: asyncio.Queue[ObjectKey] = asyncio.Queue()
         self._busy = 0
@@ -157,15 +159,21 @@ class Fetcher:
         return fetched.home.root
 
     def prefetch(self, key: ObjectKey, offset: int, length: int, priority: Priority = Priority.PREFETCH) -> None:
-        """Start fetching what is absent of a range of a held object, for nobody in particular.
+        """Start fetching what is absent of a range of a held object, for nobody in particular: see `prefetch_all`."""
+        self.prefetch_all(key, [(offset, length)], priority)
 
-        A fetch that fails is not tried again until somebody wants it.
+    def prefetch_all(self, key: ObjectKey, ranges: Iterable[tuple[int, int]], priority: Priority = Priority.PREFETCH) -> None:
+        """Start fetching what is absent of ranges (offset, length) of a held object, for nobody in particular.
+
+        Ranges that lie close together are asked for at once; the others in the order in which they are given. A fetch that
+        fails is not tried again until somebody wants it.
         """
         fetched = self._objects.get(key)
         if fetched is None:
             return
         with contextlib.suppress(ForemountError):  # who reads it will hear of it
-            for job, _ in self._cover(fetched, fetched.home.missing(key, offset, length), priority):
+            gaps = [gap for offset, length in ranges for gap in fetched.home.missing(key, offset, length)]
+            for job, _ in self._cover(fetched, gaps, priority):
                 job.kept = True
 
     async def drop(self, key: ObjectKey, block: int) -> None:
@@ -177,6 +185,10 @@ class Fetcher:
         fetched = self._objects.get(key)
         home = fetched.home if fetched is not None else self._store
         await self._in_thread(home.drop_if_broken, key, block)
+
+    def lines(self) -> list[LineFacts]:
+        """Return what is known of the sites' lines and how requests are formed, for `status` and `explain`."""
+        return self._requests.facts()
 
     async def settled(self) -> None:
         """Wait until nothing is being fetched or sealed."""
@@ -285,21 +297,24 @@ class Fetcher:
     def _cover(self, fetched: FetchedObject, gaps: Sequence[range], priority: Priority) -> list[tuple[Job, int]]:
         """Return the jobs that bring the gaps, each with the block that has to be reached; starts those that are missing."""
         plan: list[tuple[Job, int]] = []
+        free: list[range] = []
         for gap in gaps:
             at = gap.start
             while at < gap.stop:
                 job = fetched.job_at(at)
-                if job is not None:
-                    stop = min(job.stop, gap.stop)
+                stop = fetched.free_until(at, gap.stop) if job is None else min(job.stop, gap.stop)
+                if job is None:
+                    free.append(range(at, stop))
+                else:
                     self.counters.shared += stop - at
                     job.join(priority)
                     plan.append((job, stop))
-                else:
-                    stop = fetched.free_until(at, gap.stop)
-                    parts = pieces(range(at, stop), self._limits.request_bytes_max // BLOCK)
-                    plan += [(self._start(fetched, part, priority), part.stop) for part in parts]
                 at = stop
-        return plan
+        rule = self._requests.knobs(fetched.sources[0].site)
+        requests = coalesce(free, rule)
+        if any(request.wasted and fetched.overlaps(request.blocks) for request in requests):
+            requests = coalesce(free, msgspec.structs.replace(rule, waste_max=0.0))  # bridges blocks that are on their way
+        return plan + [(self._start(fetched, request.blocks, priority), request.blocks.stop) for request in requests]
 
     async def _wait(self, plan: Sequence[tuple[Job, int]]) -> None:
         for job, _ in plan:
@@ -335,8 +350,9 @@ class Fetcher:
             logger.exception("fetch of %s failed inside", subject)
             error = Unavailable(subject, "the fetch failed inside, see the agent's log")
         finally:
-            fetched.jobs.remove(job)
-            job.end(error)
+            if not job.ended:  # another has absorbed it otherwise
+                fetched.jobs.remove(job)
+                job.end(error)
             self._seal_if_complete(fetched)
             self._forget_unused(fetched)
             self._count_busy(-1)
@@ -347,8 +363,8 @@ class Fetcher:
         last: Identity | None = None
         if fetched.home is not self._store:
             await self._salvage(fetched, job)
-        while job.done < job.stop and job.wanted:
-            source = fetched.next_source(job)
+        while job.done < job.stop and job.wanted and not job.ended:
+            source = self._requests.choose(fetched.sources, job)
             if job.tried[source]:
                 await self._sleep(self._backoff_s(job.tried[source]))
             self.counters.retries += attempts > 0
@@ -356,7 +372,7 @@ class Fetcher:
             job.tried[source] += 1
             before, last = job.done, source
             try:
-                await self._request(fetched, job, source)
+                await self._requests.send(fetched, job, source, functools.partial(self._submit, fetched))
             except Unavailable as exc:
                 attempts = 1 if job.done > before else attempts + 1
                 if job.done > before:
@@ -376,66 +392,6 @@ class Fetcher:
         """Return how long to wait: doubled each time, and a random half of it, so that callers don't come back together."""
         full_s = min(self._limits.backoff_s_max, self._limits.backoff_s * 2.0 ** (attempts - 1))
         return full_s * self._chance.uniform(0.5, 1)
-
-    async def _request(self, fetched: FetchedObject, job: Job, source: Identity) -> None:
-        """Send one request for what is left of the job, and write what comes.
-
-        Raises:
-            Unavailable: it broke; `job.done` tells how far it came.
-            NotFound, Stale, Denied: the site says so.
-            NoSpace: neither store has room.
-        """
-        async with contextlib.AsyncExitStack() as held:
-            slot = job.ticket = self._slots_of(source.site).hold(1, job.priority)
-            await held.enter_async_context(slot)
-            left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
-            memory = job.ticket = self._memory.hold(left, job.priority)
-            await held.enter_async_context(memory)
-            if not job.wanted:
-                return
-            job.ticket = None
-
-            def written(done: int) -> None:
-                memory.give_back((done - job.done) * BLOCK)
-                job.advance(done)
-
-            sink = Sink(
-                job.done,
-                left,
-                batch=self._limits.batch_bytes,
-                submit=lambda first, body: self._submit(fetched, first, body),
-                written=written,
-            )
-            try:
-                await self._stream(source, job, left, sink)
-            finally:
-                await sink.settle()
-
-    async def _stream(self, source: Identity, job: Job, length: int, sink: Sink) -> None:
-        site = self._sites.get(source.site)
-        subject = f"{source.site}:{source.path}"
-        if site is None:
-            raise Unavailable(subject, "belongs to a site that is not configured any more")
-        self.counters.fetches += 1
-        # Every site's read is an async generator: closing it closes the connection.
-        body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, job.done * BLOCK, length))
-        async with contextlib.aclosing(body):
-            while (piece := await self._next_piece(body, subject)) is not None:
-                if len(piece) > sink.left:
-                    raise WrongAnswer(subject, "sent more bytes than it was asked for")
-                self._count_bytes(job.priority, len(piece))
-                await sink.feed(piece)
-        if sink.left:
-            raise WrongAnswer(subject, f"sent {sink.left} bytes less than it was asked for")
-
-    async def _next_piece(self, body: AsyncIterator[Piece], subject: str) -> Piece | None:
-        """Return what comes next; None at the end. A connection that stays open and sends nothing has failed."""
-        try:
-            async with asyncio.timeout(self._limits.stall_s):
-                return await anext(body, None)
-        except TimeoutError as exc:
-            self.counters.stalls += 1
-            raise Unavailable(subject, f"has sent nothing for {self._limits.stall_s:g} s") from exc
 
     def _submit(self, fetched: FetchedObject, first: int, body: memoryview) -> asyncio.Future[None]:
         """Write blocks in a thread, to the spill where the cache can't take them."""
@@ -532,19 +488,6 @@ class Fetcher:
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._writers, lambda: function(*args, **kwargs))
-
-    def _slots_of(self, site: SiteName) -> Budget:
-        return self._slots.setdefault(site, Budget(self._limits.requests_per_site))
-
-    def _count_bytes(self, priority: Priority, count: int) -> None:
-        self.counters.fetched_bytes += count
-        match priority:
-            case Priority.FOREGROUND:
-                self.counters.foreground_bytes += count
-            case Priority.PREFETCH:
-                self.counters.prefetched_bytes += count
-            case Priority.BACKGROUND:
-                self.counters.background_bytes += count
 
     def _count_busy(self, change: int) -> None:
         self._busy += change

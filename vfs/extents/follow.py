@@ -50,9 +50,8 @@ class Follow:
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
         size = len(patterns.of)
-        narrow = max(4, min(_RECENT_MAX, size // 16))
-        self._recent: deque[int] = deque(maxlen=narrow)
-        self._reach = min(_REACH_MAX, narrow)
+        self._recent: deque[int] = deque(maxlen=max(4, min(_RECENT_MAX, size // 24)))
+        self._reach = max(2, min(_REACH_MAX, size // 64))
         self._lines: list[_Line] = []
         self._scores: list[float] = []
         for order in Order:
@@ -126,7 +125,7 @@ class Follow:
             points = [self._points(line, member, recent, believed) for line in self._lines]
             self._scores = [score * _DECAY + point for score, point in zip(self._scores, points, strict=True)]
             self._best = max(range(len(self._scores)), key=self._scores.__getitem__)
-            explained = any(points)
+            explained = points[self._best] > 0
             if not jumped:
                 self._continued += 1
             elif explained or not is_first:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vfs.errors import ForemountError
@@ -29,6 +28,7 @@ class Job:
         ticket: what it waits for at this moment.
         tried: requests sent to each replica.
         error: why it ended before `stop`.
+        sent: its blocks are being asked for, or were.
         ended: nothing more will come of it.
         task: that runs it, for cancelling.
     """
@@ -42,6 +42,7 @@ class Job:
     ticket: Ticket | None = None
     tried: Counter[Identity] = field(default_factory=Counter)
     error: ForemountError | None = None
+    sent: bool = False
     ended: bool = False
     task: asyncio.Task[None] | None = None
     _wakeups: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
@@ -129,12 +130,20 @@ class FetchedObject:
         """Return where the next job after `block` begins, `stop` at most."""
         return min((job.done for job in self.jobs if block < job.done < stop), default=stop)
 
-    def next_source(self, job: Job) -> Identity:
-        """Return the replica that was asked least often for this job, of equal ones the preferred."""
-        return min(self.sources, key=lambda source: job.tried[source])
+    def overlaps(self, blocks: range) -> bool:
+        """Return whether some of the blocks are on their way."""
+        return any(job.done < blocks.stop and blocks.start < job.stop for job in self.jobs)
 
+    def absorb(self, job: Job, blocks_max: int) -> None:
+        """Let a job that is about to be sent take over the jobs right behind it that wait: one request in place of many.
 
-def pieces(blocks: range, size_max: int) -> Iterator[range]:
-    """Yield the range in parts of `size_max` blocks at most."""
-    for start in range(blocks.start, blocks.stop, size_max):
-        yield range(start, min(start + size_max, blocks.stop))
+        Their callers are woken and join this one.
+        """
+        while True:
+            behind = next((other for other in self.jobs if other.first == job.stop and not other.sent), None)
+            if behind is None or behind.priority > job.priority or behind.stop - job.done > blocks_max:
+                return
+            job.stop = behind.stop
+            job.kept |= behind.kept
+            self.jobs.remove(behind)
+            behind.end(None)

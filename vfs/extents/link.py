@@ -92,12 +92,16 @@ class Link:
 
     # Events
 
-    def sent(self, now_s: float) -> None:
-        """A request was sent."""
+    def sent(self, now_s: float, *, more_wait: bool = False) -> None:
+        """A request was sent.
+
+        Args:
+            more_wait: others wait for their turn, so the line carries as much as the window lets it.
+        """
         if not self.in_flight or self._look_began_s is None:
             self._begin_look(now_s)
         self.in_flight += 1
-        self._look_full |= self.in_flight >= self.window
+        self._look_full |= more_wait or self.in_flight >= self.window
 
     def first_byte(self, after_s: float) -> None:
         """A request got its first byte `after_s` after it was sent."""

@@ -93,6 +93,7 @@ class Prediction:
         self._asked = Spans()
         self._live = Spans()  # asked, not read, not yet due
         self._due: deque[tuple[int, int]] = deque()  # (observations by which it should be read, member)
+        self._begun: set[int] = set()  # members that came due while they were being read
         self._urgent: deque[int] = deque()
         self._queue: Iterator[int] = iter(())
         self._suspicion_bytes = 0
@@ -151,8 +152,10 @@ class Prediction:
         for pattern in {self.patterns.of[member] for member in seen.covered}:
             self._weak[pattern] = self._weak.get(pattern, 0) + 1
             self._suspect(pattern)
+        if seen.wanted:
+            self._observed += 1
         for place, member in enumerate(seen.wanted):
-            self._observe(member, jumped=seen.jumped and place == 0)
+            self._observe(member, jumped=seen.jumped and place == 0, is_end=place in (0, len(seen.wanted) - 1))
         self._collect_due()
         self._judge()
         return [] if self._off else self._hand_out(self._knobs.limit_bytes if limit_bytes is None else limit_bytes)
@@ -206,9 +209,8 @@ class Prediction:
 
     # What is wanted
 
-    def _observe(self, member: int, *, jumped: bool) -> None:
-        """Take in that a member is wanted."""
-        self._observed += 1
+    def _observe(self, member: int, *, jumped: bool, is_end: bool) -> None:
+        """Take in that a member is wanted; of those that one read shows, the first and the last one tell the order."""
         pattern = self.patterns.of[member]
         is_new = pattern not in self._wanted
         if is_new:
@@ -218,7 +220,7 @@ class Prediction:
                 self._suspicion_bytes = max(0, self._suspicion_bytes - self.patterns.bytes[pattern])
         self._misses[pattern] = 0
         self._measure_margins(member)
-        turned = self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
+        turned = is_end and self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
         self._urgent.append(member)
         if is_new:
             for relative in self.patterns.relatives(pattern):
@@ -307,8 +309,11 @@ class Prediction:
             if cut < end:
                 return found, False
         if found:
-            self._due.append((self._observed + 2 * len(self._due) + 16, member))
+            self._expect(member)
         return found, True
+
+    def _expect(self, member: int) -> None:
+        self._due.append((self._observed + 2 * len(self._due) + 16, member))
 
     # What went wrong
 
@@ -317,10 +322,14 @@ class Prediction:
         while self._due and self._due[0][0] <= self._observed:
             _, member = self._due.popleft()
             offset, length = self.layout.offsets[member], self.layout.lengths[member]
+            if member in self._evidence.wanted and member not in self._begun:
+                self._begun.add(member)
+                self._expect(member)
+                continue
             unread = self._live.remove(max(0, offset - self._before), offset + length + self._after)
             self._overdue += unread
             pattern = self.patterns.of[member]
-            if 2 * unread <= length:
+            if 2 * unread <= length or member in self._begun:
                 self._misses[pattern] = 0
                 continue
             self._misses[pattern] = self._misses.get(pattern, 0) + 1

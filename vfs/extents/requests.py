@@ -1,0 +1,269 @@
+"""One request to a site: its turn on the line, its memory, its deadlines, and a second one where the first is late.
+
+Runs on the agent's loop. Tasks: two for a request that may be hedged, which end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from vfs.clock import Clock
+from vfs.errors import Throttled, Unavailable, WrongAnswer
+from vfs.extents.budget import Budget, Priority
+from vfs.extents.coalesce import Knobs, knobs
+from vfs.extents.counters import FetchCounters
+from vfs.extents.jobs import FetchedObject, Job
+from vfs.extents.layout import BLOCK, Identity
+from vfs.extents.limits import FetchLimits
+from vfs.extents.link import Bounds, Link, Seen
+from vfs.extents.sink import Sink
+from vfs.model import SiteName
+from vfs.sites.protocol import Piece, Site
+
+WINDOW_SHARES = {Priority.FOREGROUND: 1.0, Priority.PREFETCH: 0.875, Priority.BACKGROUND: 0.75}
+"""Of a line's window. Background gets most of it: alone on the line it has to fill it."""
+Submit = Callable[[int, memoryview], asyncio.Future[None]]
+
+
+class LineFacts(msgspec.Struct, frozen=True):
+    """What is known of a site's line and how requests are formed for it, as `explain` and `status` show it."""
+
+    site: SiteName
+    seen: Seen
+    knobs: Knobs
+    waiting: int
+
+
+class _Race:
+    """Up to two requests for the same blocks: the first whose bytes come goes on, the other is cancelled.
+
+    Invariant: `winner` never changes once it is set.
+    """
+
+    def __init__(self) -> None:
+        self.entrants: list[asyncio.Task[None]] = []
+        self.winner: asyncio.Task[None] | None = None
+        self.sent = asyncio.Event()
+        self.decided = asyncio.Event()
+
+    def win(self) -> None:
+        """Let the current task go on alone; it is the only one that has got this far: nothing awaits in between."""
+        if self.winner is None:
+            self.winner = asyncio.current_task()
+            self.decided.set()
+            for entrant in self.entrants:
+                if entrant is not self.winner:
+                    entrant.cancel()
+
+
+class Requests:
+    """Sends requests to sites, each site's within the window that its line bears.
+
+    Invariant: a site's `Budget` in `_turns` has the window of its `Link` as its total.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[SiteName, Site],
+        *,
+        memory: Budget,
+        clock: Clock,
+        limits: FetchLimits,
+        counters: FetchCounters,
+    ) -> None:
+        self._sites = sites
+        self._memory = memory
+        self._clock = clock
+        self._limits = limits
+        self._counters = counters
+        self._links: dict[SiteName, Link] = {}
+        self._turns: dict[SiteName, Budget] = {}
+        self._bounds = Bounds(
+            window_min=min(2, limits.requests_per_site),
+            window_start=min(8, limits.requests_per_site),
+            window_max=limits.requests_per_site,
+            stall_s=limits.stall_s,
+            trickle_bytes_per_s=limits.trickle_bytes_per_s,
+        )
+
+    def knobs(self, site: SiteName) -> Knobs:
+        """Return how requests to a site are formed at the moment."""
+        return knobs(
+            self._link(site).pace,
+            request_bytes_min=min(self._limits.request_bytes_min, self._limits.request_bytes_max),
+            request_bytes_max=self._limits.request_bytes_max,
+            waste_max=self._limits.waste_max,
+        )
+
+    def facts(self) -> list[LineFacts]:
+        """Return what is known of each line that was used."""
+        return [
+            LineFacts(site, link.seen(), self.knobs(site), self._turns[site].waiting) for site, link in self._links.items()
+        ]
+
+    def choose(self, sources: Sequence[Identity], job: Job) -> Identity:
+        """Return the replica that was asked least often for this job; of equal ones one that answers; else the preferred."""
+        return min(sources, key=lambda source: (job.tried[source], self._link(source.site).is_failing))
+
+    async def send(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit) -> None:
+        """Ask a site for what is left of the job and hand its blocks to `submit`; another replica too when it is late.
+
+        Raises:
+            Unavailable: it broke; `job.done` tells how far it came.
+            NotFound, Stale, Denied: the site says so.
+            NoSpace: the blocks could not be written.
+        """
+        rival = self._rival(fetched, job, source)
+        late_s = self._link(source.site).hedge_after_s
+        if rival is None or late_s is None:
+            await self._request(fetched, job, source, submit, None)
+            return
+        race = _Race()
+        race.entrants.append(asyncio.create_task(self._request(fetched, job, source, submit, race)))
+        try:
+            await _first_of(race.sent, race.entrants[0])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(late_s):
+                    await _first_of(race.decided, race.entrants[0])
+            if not race.decided.is_set() and not race.entrants[0].done():
+                self._counters.hedges += 1
+                job.tried[rival] += 1
+                race.entrants.append(asyncio.create_task(self._request(fetched, job, rival, submit, race)))
+            await asyncio.wait(race.entrants)
+        finally:
+            for entrant in race.entrants:
+                entrant.cancel()
+            ends = await asyncio.gather(*race.entrants, return_exceptions=True)
+        self._counters.hedges_won += len(race.entrants) > 1 and race.winner is race.entrants[1]
+        decisive = ends[race.entrants.index(race.winner)] if race.winner is not None else ends[0]
+        if decisive is not None:
+            raise decisive
+
+    def _rival(self, fetched: FetchedObject, job: Job, source: Identity) -> Identity | None:
+        """Return the replica to ask when `source` is late; None where nobody is in a hurry or no other is well."""
+        if job.priority is not Priority.FOREGROUND:
+            return None
+        others = (other for other in fetched.sources if other.site != source.site and not job.tried[other])
+        return next((other for other in others if not self._link(other.site).is_failing), None)
+
+    async def _request(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit, race: _Race | None) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            turn = job.ticket = self._turn(source.site).hold(1, job.priority)
+            await held.enter_async_context(turn)
+            if not job.wanted or job.ended:
+                return
+            if not job.sent:
+                fetched.absorb(job, self.knobs(source.site).request_blocks)
+                job.sent = True
+            left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            memory = job.ticket = self._memory.hold(left, job.priority)
+            await held.enter_async_context(memory)
+            job.ticket = None
+            if not job.wanted:
+                return
+
+            def written(done: int) -> None:
+                memory.give_back(max(0, done - job.done) * BLOCK)  # a rival may have been faster
+                job.advance(done)
+
+            sink = Sink(job.done, left, batch=self._limits.batch_bytes, submit=submit, written=written)
+            try:
+                await self._receive(source, job, left, sink, race)
+            finally:
+                await sink.settle()
+
+    async def _receive(self, source: Identity, job: Job, length: int, sink: Sink, race: _Race | None) -> None:
+        """Send the request and feed its body to the sink; the line's link hears of everything that happens."""
+        subject = f"{source.site}:{source.path}"
+        site = self._sites.get(source.site)
+        if site is None:
+            raise Unavailable(subject, "belongs to a site that is not configured any more")
+        link, deadline_s = self._link(source.site), self._link(source.site).deadline_s(length)
+        self._counters.fetches += 1
+        link.sent(self._clock.monotonic_s(), more_wait=self._turn(source.site).waiting > 0)
+        if race is not None:
+            race.sent.set()
+        try:
+            async with asyncio.timeout(deadline_s):
+                # Every site's read is an async generator: closing it closes the connection.
+                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, job.done * BLOCK, length))
+                async with contextlib.aclosing(body):
+                    await self._feed(body, subject, link, job, sink, race)
+        except TimeoutError as exc:
+            self._counters.stalls += 1
+            link.failed(self._clock.monotonic_s(), throttled=False)
+            raise Unavailable(subject, f"has not sent {length} bytes within {deadline_s:.0f} s") from exc
+        except Unavailable as exc:
+            link.failed(self._clock.monotonic_s(), throttled=isinstance(exc, Throttled))
+            raise
+        except BaseException:
+            link.cancelled()
+            raise
+        else:
+            link.ended(length)
+        finally:
+            self._turn(source.site).resize(link.window)
+
+    async def _feed(
+        self, body: AsyncIterator[Piece], subject: str, link: Link, job: Job, sink: Sink, race: _Race | None
+    ) -> None:
+        began_s = self._clock.monotonic_s()
+        first = True
+        while (piece := await self._next_piece(body, subject)) is not None:
+            now_s = self._clock.monotonic_s()
+            if first:
+                first = False
+                link.first_byte(now_s - began_s)
+                if race is not None:
+                    race.win()
+            link.received(now_s, len(piece))
+            self._count(job.priority, len(piece))
+            if len(piece) > sink.left:
+                raise WrongAnswer(subject, "sent more bytes than it was asked for")
+            await sink.feed(piece)
+        if sink.left:
+            raise WrongAnswer(subject, f"sent {sink.left} bytes less than it was asked for")
+
+    async def _next_piece(self, body: AsyncIterator[Piece], subject: str) -> Piece | None:
+        """Return what comes next; None at the end. A connection that stays open and sends nothing has failed."""
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                return await anext(body, None)
+        except TimeoutError as exc:
+            self._counters.stalls += 1
+            raise Unavailable(subject, f"has sent nothing for {self._limits.stall_s:g} s") from exc
+
+    def _link(self, site: SiteName) -> Link:
+        link = self._links.get(site)
+        if link is None:
+            link = self._links[site] = Link(self._bounds)
+            self._turns[site] = Budget(link.window, WINDOW_SHARES)
+        return link
+
+    def _turn(self, site: SiteName) -> Budget:
+        self._link(site)
+        return self._turns[site]
+
+    def _count(self, priority: Priority, count: int) -> None:
+        self._counters.fetched_bytes += count
+        match priority:
+            case Priority.FOREGROUND:
+                self._counters.foreground_bytes += count
+            case Priority.PREFETCH:
+                self._counters.prefetched_bytes += count
+            case Priority.BACKGROUND:
+                self._counters.background_bytes += count
+
+
+async def _first_of(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """Wait until the event is set or the task has ended, however it did."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
