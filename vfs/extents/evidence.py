@@ -134,13 +134,14 @@ class Evidence:
         """Return how far the reads reached before `member` when the reader jumped to it, and beyond the member before it."""
         layout = self._layout
         before, after = layout.offsets[member] - self.wanted[member], 0
+        if not 0 <= before < self._around + _PAGE:
+            before = 0
+        elif before >= 2 * _PAGE:  # half a read-around: what follows it grows to twice its size, and there are two of them
+            after = before // _PAGE * _PAGE * 4
         if previous is not None:
             end = layout.offsets[previous] + layout.lengths[previous]
             run = self._read.around(end - 1)
             nearest = layout.touched(end, self._ahead)
             if run is not None and not any(each in self.wanted for each in nearest[:64]):
-                after = run[1] - end
-        return (
-            before if 0 <= before <= self._around else 0,
-            after if 0 <= after <= self._ahead else 0,
-        )
+                after = max(after, run[1] - end)
+        return before, after if after < self._ahead + _PAGE else 0

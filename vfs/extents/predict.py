@@ -39,7 +39,7 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
         around_bytes: that the kernel reads before a page that is missing in a mapped file: half its read-around, which is
             twice `read_ahead_kb` after fadvise(SEQUENTIAL). A member at least so long is wanted when its head is read.
         ahead_bytes: that the kernel reads beyond what was touched: the window in use and the one after it.
-        suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted. 0.03 buys the
+        suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted. 0.06 buys the
             first layer of q, k, v and o one round trip earlier, and all biases, for 1 % of the bytes.
         limit_bytes: handed out and not yet read, where the caller names no other.
         misses_max: members of a pattern that come due unread, in a row, before the pattern is given up.
@@ -48,7 +48,7 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
 
     around_bytes: int = 128 << 10
     ahead_bytes: int = 512 << 10
-    suspicion: float = 0.03
+    suspicion: float = 0.06
     limit_bytes: int = 256 << 20
     misses_max: int = 3
     unread_max: float = 0.5
