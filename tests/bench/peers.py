@@ -1,0 +1,94 @@
+"""Other mounts over the same S3 server, set up as their manuals advise for data that does not change."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.lake import wait_until
+from tests.servers.lifecycle import program, running, tail
+from tests.servers.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
+
+MOUNT_S = 30.0
+INSTALL = "./mount_scripts/install_peers.sh"
+
+
+@contextlib.contextmanager
+def rclone(server: SeaweedFs, prefix: str, base: Path) -> Iterator[Path]:
+    """Mount a prefix of the bucket with rclone: files cached whole on disk, attributes and listings believed for an hour.
+
+    Raises:
+        Missing: it is not installed.
+    """
+    binary = program("rclone", INSTALL, sysconfig.get_path("scripts"))
+    base.mkdir()
+    settings = {
+        "type": "s3",
+        "provider": "Other",
+        "access_key_id": ACCESS_KEY,
+        "secret_access_key": SECRET_KEY,
+        "endpoint": f"http://{server.endpoint}",
+        "region": REGION,
+    }
+    config = base / "rclone.conf"
+    config.write_text("[weed]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
+    options = ["--vfs-cache-mode", "full", "--vfs-cache-max-size", "4Gi", "--no-modtime", "--no-checksum", "--read-only"]
+    options += ["--attr-timeout", "1h", "--dir-cache-time", "1h", "--poll-interval", "0"]
+    argv = [binary, "mount", f"weed:lake/{prefix}", str(base / "mnt"), "--config", str(config)]
+    argv += ["--cache-dir", str(base / "cache"), *options]
+    with _foreground(argv, base) as root:
+        yield root
+
+
+@contextlib.contextmanager
+def s3fs(server: SeaweedFs, prefix: str, base: Path) -> Iterator[Path]:
+    """Mount a prefix of the bucket with s3fs: files cached whole on disk, attributes believed for an hour.
+
+    Raises:
+        Missing: it is not installed.
+    """
+    binary = program("s3fs", INSTALL)
+    base.mkdir()
+    keys = base / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text(f"{ACCESS_KEY}:{SECRET_KEY}\n")
+    options = [
+        f"url=http://{server.endpoint}",
+        "use_path_request_style",
+        f"passwd_file={keys}",
+        f"use_cache={base / 'cache'}",
+    ]
+    options += ["stat_cache_expire=3600", "max_stat_cache_size=100000", "ro", "parallel_count=16"]
+    argv = [binary, f"lake:/{prefix}", str(base / "mnt"), "-f"]
+    for option in options:
+        argv += ["-o", option]
+    with _foreground(argv, base) as root:
+        yield root
+
+
+Peer = Callable[[SeaweedFs, str, Path], "contextlib.AbstractContextManager[Path]"]
+PEERS: dict[str, Peer] = {"rclone": rclone, "s3fs": s3fs}
+
+
+@contextlib.contextmanager
+def _foreground(argv: list[str], base: Path) -> Iterator[Path]:
+    """Run a mount program that stays in the foreground, wait for its mount, and unmount at the end."""
+    root, log = base / "mnt", base / "log"
+    root.mkdir()
+    (base / "cache").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "AWS_CA_BUNDLE"}
+    with running(argv, log, env=environment) as child:
+        try:
+            wait_until(lambda: root.is_mount() or child.poll() is not None, argv[0], MOUNT_S)
+            if child.poll() is not None:
+                raise RuntimeError(f"{argv[0]} ended with {child.returncode}; its log ends with:\n{tail(log)}")
+            yield root
+        finally:
+            if root.is_mount():
+                unmount = [shutil.which("umount") or "umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+                subprocess.run([*unmount, root], check=False, capture_output=True)
