@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from vfs.errors import Busy, Corrupt, NoSpace, NotFound, Unavailable
 from vfs.extents.layout import BLOCK, HEADER_BYTES, Identity, data_path, sums_path
 from vfs.extents.reader import BrokenBlock, CachedObject, scratch_bytes
-from vfs.extents.store import SEGMENT_BLOCKS, Store
+from vfs.extents.shelf import SEGMENT_BLOCKS
+from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, SitePath, Version
 
 MIB = 1 << 20
@@ -41,7 +42,7 @@ def store(directory: str) -> Iterator[Store]:
     opened = Store.open(directory, 64 * MIB)
     assert opened.wait_counted(10)
     yield opened
-    opened._books.check()
+    opened._shelf.books.check()
     opened.close()
 
 
@@ -207,7 +208,7 @@ def test_more_objects_than_descriptors_allow_are_kept(directory: str) -> None:
     store = Store.open(directory, 64 * MIB, handles_max=4)
     keys = [put(store, content(BLOCK, seed), f"o{seed}") for seed in range(20)]
     assert [read(store, key, 0, BLOCK) for key in keys] == [content(BLOCK, seed) for seed in range(20)]
-    assert len(store._files) <= 4
+    assert len(store._shelf.files) <= 4
     store.close()
 
 
@@ -515,7 +516,7 @@ def test_leftovers_are_counted_and_the_cap_holds_before_they_are(directory: str)
     assert totals.used <= 8 * MIB
     assert totals.used < used + 2 * MIB
     assert read(second, key, 0, 2 * MIB) == content(2 * MIB, 99)
-    second._books.check()
+    second._shelf.books.check()
     second.close()
 
 

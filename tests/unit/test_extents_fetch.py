@@ -104,8 +104,8 @@ async def bench(
         )  # fmt: skip
         await asyncio.wait_for(fetcher.settled(), 20)
         assert budget.used == 0 and budget.waiting == 0
-    assert not store._books.held and not spill._books.held
-    store._books.check()
+    assert not store._shelf.books.held and not spill._shelf.books.held
+    store._shelf.books.check()
     store.close()
     spill.close()
 

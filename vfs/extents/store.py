@@ -3,22 +3,15 @@
 Blocking and thread-safe: the agent calls it from a thread pool (`fetch.py`); `missing`, `hold`, `release` and `root` take
 microseconds and may be called on the loop. The fs worker reads the same files by `reader.py` without asking.
 
-Locks, in this order: `_names` while files get or lose their names; an object's own lock while its blocks change; `_lock`
-around the books, in which nothing blocks.
-
 Layout of a directory: `lock` (flock, holds the pid), `v<FORMAT>/objects/…`, `v<FORMAT>/trash/…` (renamed, to be unlinked)
 and `v<FORMAT>/usage`: a number that usage has never exceeded, so that the cap holds before a million leftovers are counted.
-A thread of its own counts them, discards other formats' directories and empties the trash.
+Locks and threads: `shelf.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -26,25 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from vfs.errors import Corrupt, NoSpace, NotFound, Unavailable
-from vfs.extents.books import Books
-from vfs.extents.counters import StoreCounters
-from vfs.extents.directory import discard_other_formats, empty, leftovers, read_number, take_lock, write_number
-from vfs.extents.files import ObjectFiles, remove, sync_all, take_away, translate, used_on_disk
-from vfs.extents.layout import BLOCK, FORMAT, Identity, block_count, block_length, blocks_of
+from vfs.extents.directory import take_lock
+from vfs.extents.files import ObjectFiles, sync_all, translate
+from vfs.extents.layout import BLOCK, Identity, block_count, block_length, blocks_of
+from vfs.extents.shelf import SEGMENT_BLOCKS, Shelf, unlink_all
 from vfs.model import ObjectKey, object_key
 
-logger = logging.getLogger(__name__)
-
-SEGMENT_BLOCKS = 64
-"""What goes at a time of an open object: 4 MiB, so that a hole costs one system call for 64 fetched blocks."""
 SCRUB_BLOCKS = 16
 """Read at a time when an object is verified: 1 MiB, which a core checks from its own cache."""
 HANDLES_MAX = 64
 """Objects that stay open in the agent, two descriptors each: half of the smallest limit that we support, 256."""
 _SLACK_BYTES = 8192
 """What a write may take beside its blocks: a page of digests and an extent tree block."""
-_USAGE_STEP = 64
-"""The recorded bound of usage grows in 1/64 of the cap: 64 tiny writes while a store fills."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -85,25 +71,16 @@ class Totals(msgspec.Struct, frozen=True):
 class Store:
     """Objects in one directory. Made by `open`.
 
-    Invariants: at most `HANDLES_MAX` objects are open, but for those in use at this moment; a key is in the books exactly
-    if its files have their names, except while `_names` is held and for leftovers that are not counted yet.
+    Attributes:
+        root: where the objects lie, for `CachedObject.open`.
     """
 
-    def __init__(self, directory: str, cap_bytes: int, lock_fd: int, *, handles_max: int) -> None:
+    def __init__(self, directory: str, shelf: Shelf, lock_fd: int) -> None:
         self.directory = directory
-        self.root = os.path.join(directory, f"v{FORMAT}")
-        self.counters = StoreCounters()
+        self.root = shelf.root
+        self.counters = shelf.counters
+        self._shelf = shelf
         self._lock_fd = lock_fd
-        self._names = threading.Lock()
-        self._lock = threading.Lock()
-        self._files: OrderedDict[ObjectKey, ObjectFiles] = OrderedDict()
-        self._handles_max = handles_max
-        self._usage_noted = read_number(os.path.join(self.root, "usage"))
-        self._books = Books(cap_bytes, assumed=min(self._usage_noted, cap_bytes))
-        self._trash_numbers = itertools.count(1)
-        self._closing = threading.Event()
-        self._counted = threading.Event()
-        self._counter = threading.Thread(target=self._count_leftovers, name="store-count", daemon=True)
 
     @classmethod
     def open(cls, directory: str, cap_bytes: int, *, handles_max: int = HANDLES_MAX) -> Store:
@@ -119,30 +96,20 @@ class Store:
         except OSError as exc:
             raise translate(exc, directory) from exc
         try:
-            store = cls(directory, cap_bytes, lock_fd, handles_max=handles_max)
-            os.makedirs(os.path.join(store.root, "objects"), mode=0o700, exist_ok=True)
-            os.makedirs(os.path.join(store.root, "trash"), mode=0o700, exist_ok=True)
+            shelf = Shelf(directory, cap_bytes, handles_max=handles_max)
         except OSError as exc:
             os.close(lock_fd)
             raise translate(exc, directory) from exc
-        store._counter.start()
-        return store
+        return cls(directory, shelf, lock_fd)
 
     def close(self) -> None:
         """Close all files and let another process have the store. What is in it stays."""
-        self._closing.set()
-        self._counter.join()
-        with self._lock:
-            for files in self._files.values():
-                files.close()
-            self._files.clear()
-            if self._counted.is_set():
-                self._note_usage(self._books.used)
+        self._shelf.close()
         os.close(self._lock_fd)
 
     def wait_counted(self, timeout_s: float) -> bool:
         """Return whether all leftovers are counted, after waiting for it."""
-        return self._counted.wait(timeout_s)
+        return self._shelf.counted.wait(timeout_s)
 
     # Objects
 
@@ -154,11 +121,11 @@ class Store:
             ValueError: its names are too long to be cached.
         """
         key = object_key(identity.site, identity.path, identity.version)
-        with self._names:
-            if self._touch(key):
+        with self._shelf.names:
+            if self._shelf.touch(key):
                 return key
-            self._enter(self._adopt(key, identity) or self._create(key, identity))
-        self._close_surplus()
+            self._shelf.enter(self._shelf.adopt(key, identity) or self._shelf.create(key, identity))
+        self._shelf.close_surplus()
         if identity.version.size == 0:
             self.seal(key)
         return key
@@ -172,49 +139,48 @@ class Store:
             NoSpace, Unavailable: the disk refuses; the object is not here then, unless somebody holds it.
         """
         key = object_key(identity.site, identity.path, identity.version)
-        with self._names:
-            with self._lock:
-                old = self._files.pop(key, None)
-                number = next(self._trash_numbers)
+        with self._shelf.names:
+            with self._shelf.lock:
+                old = self._shelf.files.pop(key, None)
             if old is not None and not old.users:
                 old.close()
-            taken = self._take_away(key, number)
-            self._enter(self._create(key, identity))
+            taken = self._shelf.take_away(key)
+            self._shelf.enter(self._shelf.create(key, identity))
             self.counters.recreated += 1
-        _unlink(taken)
-        self._close_surplus()
+        unlink_all(taken)
+        self._shelf.close_surplus()
         return key
 
     def identity(self, key: ObjectKey) -> Identity | None:
         """Return which object it is, from its own header; None where it is not here or of no use."""
         try:
-            with self._opened(key) as files:
+            with self._shelf.opened(key) as files:
                 return files.identity
         except (NotFound, Corrupt):
             return None
 
     def hold(self, key: ObjectKey) -> bool:
         """Keep the object from being evicted until `release`; False: it is not here. Calls are counted."""
-        with self._lock:
-            return self._books.hold(key) is not None
+        with self._shelf.lock:
+            return self._shelf.books.hold(key) is not None
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`. After the last one the object is the most recently used."""
-        with self._lock:
-            last = self._books.release(key)
-            files = self._files.get(key)
+        with self._shelf.lock:
+            last = self._shelf.books.release(key)
+            files = self._shelf.files.get(key)
         if last and files is not None:
             with contextlib.suppress(OSError):  # closed meanwhile: the order after a restart is a little off
                 files.touch()
 
     def evict(self, key: ObjectKey) -> bool:
         """Drop the object; False: it is not here, or somebody holds it."""
-        return self._discard(key) is not None
+        return self._shelf.discard(key) is not None
 
     def objects(self) -> Iterator[Stored]:
         """Yield what is here, the next victim first; objects that come or go meanwhile may be left out."""
-        with self._lock:
-            keys = list(self._books)
+        with self._shelf.lock:
+            keys = list(self._shelf.books)
         for key in keys:
             try:
                 yield self.stored(key)
@@ -228,14 +194,14 @@ class Store:
             NotFound: it is not here.
             Corrupt, Unavailable: its files can't be read.
         """
-        with self._opened(key) as files:
+        with self._shelf.opened(key) as files:
             there = np.flatnonzero(files.all_digests())
             present = len(there) * BLOCK
             if len(there):
                 present -= BLOCK - block_length(int(there[-1]), files.size)
-            with self._lock:
-                held = self._books.held.get(key)
-                used = self._books.record(key)
+            with self._shelf.lock:
+                held = self._shelf.books.held.get(key)
+                used = self._shelf.books.record(key)
                 others = (held.holds if held else 0) - 1  # one hold is ours, by `_opened`
             return Stored(key, files.identity, present, used.used if used else 0, files.sealed, others > 0)
 
@@ -245,15 +211,15 @@ class Store:
             disk = os.statvfs(self.root)
         except OSError as exc:
             raise translate(exc, self.root) from exc
-        with self._lock:
+        with self._shelf.lock:
             return Totals(
-                used=self._books.used,
-                cap=self._books.cap,
-                objects=len(self._books),
-                held=len(self._books.held),
+                used=self._shelf.books.used,
+                cap=self._shelf.books.cap,
+                objects=len(self._shelf.books),
+                held=len(self._shelf.books.held),
                 disk_free=disk.f_bavail * disk.f_frsize,
                 inodes_free=disk.f_favail if disk.f_files else None,
-                counting=not self._counted.is_set(),
+                counting=not self._shelf.counted.is_set(),
             )
 
     # Blocks
@@ -265,7 +231,7 @@ class Store:
             NotFound: the object is not here.
             Corrupt, Unavailable: its digests can't be read.
         """
-        with self._opened(key) as files:
+        with self._shelf.opened(key) as files:
             end = min(offset + length, files.size)
             if end <= offset:
                 return []
@@ -281,11 +247,11 @@ class Store:
             Unavailable: the disk fails.
         """
         view = memoryview(body)
-        with self._opened(key) as files, self._room(len(view) + _SLACK_BYTES):
+        with self._shelf.opened(key) as files, self._shelf.room(len(view) + _SLACK_BYTES):
             try:
                 self._write(files, first, view)
             except NoSpace:
-                if not self._make_room(len(view)):
+                if not self._shelf.make_room(len(view)):
                     raise
                 self._write(files, first, view)
 
@@ -300,7 +266,7 @@ class Store:
             NotFound: the object is not here.
             Corrupt, Unavailable: its files can't be read.
         """
-        with self._opened(key) as files:
+        with self._shelf.opened(key) as files:
             return files.absent == 0 and not files.sealed
 
     def drop_if_broken(self, key: ObjectKey, index: int) -> bool:
@@ -311,7 +277,7 @@ class Store:
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
-        with contextlib.suppress(NotFound), self._opened(key) as files:
+        with contextlib.suppress(NotFound), self._shelf.opened(key) as files:
             if index < block_count(files.size):
                 return bool(self._drop_if_still_broken(files, [index], memoryview(bytearray(BLOCK))))
         return False
@@ -322,7 +288,7 @@ class Store:
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
-        with contextlib.suppress(NotFound), self._opened(key) as files:
+        with contextlib.suppress(NotFound), self._shelf.opened(key) as files:
             if index < block_count(files.size):
                 self._drop(files, [index])
 
@@ -333,7 +299,7 @@ class Store:
             NotFound: the object is not here.
             Corrupt, Unavailable: its digests can't be read.
         """
-        with self._opened(key) as files:
+        with self._shelf.opened(key) as files:
             bad = files.broken_among(first, count, scratch)
             good = (bad[0] if bad else first + count) - first
             absent = np.flatnonzero(files.digests(first, count) == 0)
@@ -346,7 +312,7 @@ class Store:
             NotFound: the object is not here.
             Corrupt, NoSpace, Unavailable: its files can't be read or written.
         """
-        with self._opened(key) as files:
+        with self._shelf.opened(key) as files:
             broken: list[int] = []
             blocks = block_count(files.size)
             scratch = memoryview(bytearray(min(SCRUB_BLOCKS * BLOCK, files.size)))
@@ -369,7 +335,7 @@ class Store:
             NotFound: the object is not here.
             Corrupt, NoSpace, Unavailable: its files can't be read or written.
         """
-        with self._opened(key) as files:
+        with self._shelf.opened(key) as files:
             if files.sealed:
                 return True
             changes = files.changes
@@ -386,12 +352,12 @@ class Store:
         """
         changes: dict[ObjectKey, int] = {}
         for key in keys:
-            with contextlib.suppress(NotFound, Corrupt, NoSpace, Unavailable), self._opened(key) as files:
+            with contextlib.suppress(NotFound, Corrupt, NoSpace, Unavailable), self._shelf.opened(key) as files:
                 if not files.sealed and not files.absent:
                     changes[key] = files.changes
         sync_all(self.root)
         for key, mark in changes.items():
-            with contextlib.suppress(NotFound, Corrupt, NoSpace, Unavailable), self._opened(key) as files:
+            with contextlib.suppress(NotFound, Corrupt, NoSpace, Unavailable), self._shelf.opened(key) as files:
                 self._seal_if_right(files, mark)
 
     def _seal_if_right(self, files: ObjectFiles, changes: int) -> bool:
@@ -401,158 +367,36 @@ class Store:
         with files.lock:
             if files.changes != changes or not files.all_digests().all():
                 return False
-            with self._lock:
-                record = self._books.record(files.key)
+            with self._shelf.lock:
+                record = self._shelf.books.record(files.key)
                 assert record is not None
                 record.sealed = True
                 self.counters.sealed += 1
             files.seal()
         return True
 
-    # Inside: files
-
-    @contextlib.contextmanager
-    def _opened(self, key: ObjectKey) -> Iterator[ObjectFiles]:
-        """Hold the object and have its files open."""
-        with self._lock:
-            if self._books.hold(key) is None:
-                raise NotFound(f"{self.root}: {key}")
-            files = self._files.get(key)
-            if files is not None:
-                files.users += 1
-                self._files.move_to_end(key)
-        try:
-            if files is None:
-                files = self._open_files(key)
-            try:
-                yield files
-            finally:
-                with self._lock:
-                    files.users -= 1
-                    replaced = not files.users and self._files.get(key) is not files
-                if replaced:
-                    files.close()
-                self._close_surplus()
-        finally:
-            with self._lock:
-                self._books.release(key)
-
-    def _open_files(self, key: ObjectKey) -> ObjectFiles:
-        """Return the files with one user counted; the object is held."""
-        opened = ObjectFiles.open(self.root, key)
-        segments = opened.segments(SEGMENT_BLOCKS)
-        with self._lock:
-            files = self._files.setdefault(key, opened)
-            files.users += 1
-            record = self._books.record(key)
-            assert record is not None
-            if files is opened and record.segments is None:
-                self._books.found(key, segments, sealed=opened.sealed)
-        if files is not opened:  # another thread was faster
-            opened.close()
-        return files
-
-    def _close_surplus(self) -> None:
-        with self._lock:
-            surplus = len(self._files) - self._handles_max
-            if surplus <= 0:
-                return
-            unused = (key for key, files in self._files.items() if not files.users)
-            closing = [self._files.pop(key) for key in list(itertools.islice(unused, surplus))]
-        for files in closing:
-            files.close()
-
-    def _touch(self, key: ObjectKey) -> bool:
-        """Make the object the most recently used one; False: its files were not looked at in this run."""
-        with self._lock:
-            record = self._books.hold(key)
-            if record is None:
-                return False
-            self._books.release(key)
-            return record.segments is not None
-
-    def _enter(self, files: ObjectFiles) -> None:
-        """Enter an object whose files have just been made or adopted; `_names` is held."""
-        used = files.used()
-        segments = files.segments(SEGMENT_BLOCKS)
-        with self._lock:
-            if files.key not in self._books:  # the counting thread may have found the new files
-                self._books.add(files.key, 0)
-            self._books.resize(files.key, used)
-            self._books.found(files.key, segments, sealed=files.sealed)
-            self._files[files.key] = files
-            self._note_growth()
-
-    def _adopt(self, key: ObjectKey, identity: Identity) -> ObjectFiles | None:
-        """Return the files that an earlier run left, if they are this object's and of use."""
-        try:
-            files = ObjectFiles.open(self.root, key)
-        except NotFound:
-            return None
-        except Corrupt as exc:
-            logger.info("making %s anew: %s", key, exc)
-            self.counters.recreated += 1
-            return None
-        if files.identity == identity:
-            return files
-        files.close()
-        return None
-
-    def _create(self, key: ObjectKey, identity: Identity) -> ObjectFiles:
-        try:
-            return ObjectFiles.create(self.root, key, identity)
-        except NoSpace:
-            if not self._make_room(BLOCK, names_held=True):
-                raise
-            return ObjectFiles.create(self.root, key, identity)
-
-    def _discard(self, key: ObjectKey, *, names_held: bool = False) -> int | None:
-        """Remove an object that nobody holds; returns the bytes it took, None where there is no such object."""
-        with contextlib.nullcontext() if names_held else self._names:
-            with self._lock:
-                if key not in self._books.idle:
-                    return None
-                record = self._books.remove(key)
-                files = self._files.pop(key, None)
-                number = next(self._trash_numbers)
-            if files is not None:
-                files.close()
-            taken = self._take_away(key, number)
-        _unlink(taken)
-        with self._lock:
-            self._books.freed(record.used)
-        return record.used
-
-    def _take_away(self, key: ObjectKey, number: int) -> list[str]:
-        """Free the object's names; returns where its files are now, to be unlinked when no lock is held any more."""
-        try:
-            return take_away(self.root, key, os.path.join(self.root, "trash"), number)
-        except OSError as exc:
-            logger.warning("%s can't be removed from the cache: %s", key, exc)
-            return []
-
-    # Inside: blocks
+    # Inside
 
     def _write(self, files: ObjectFiles, first: int, view: memoryview) -> None:
         blocks = -(-len(view) // BLOCK)
         with files.lock:
-            with self._lock:
-                self._books.wrote(files.key, range(first // SEGMENT_BLOCKS, (first + blocks - 1) // SEGMENT_BLOCKS + 1))
+            with self._shelf.lock:
+                self._shelf.books.wrote(files.key, range(first // SEGMENT_BLOCKS, (first + blocks - 1) // SEGMENT_BLOCKS + 1))
             try:
                 files.write(first, view)
             finally:
                 used = files.used()
-                with self._lock:
-                    self._books.resize(files.key, used)
+                with self._shelf.lock:
+                    self._shelf.books.resize(files.key, used)
                     self.counters.blocks_written += blocks
-                    self._note_growth()
+                    self._shelf.note_growth()
 
     def _drop(self, files: ObjectFiles, indexes: list[int]) -> None:
         """Make blocks absent. Their bytes stay until they are written again: a hole would show in passthrough."""
         with files.lock:
             for index in indexes:
                 files.drop(index, 1, punch=False)
-            with self._lock:
+            with self._shelf.lock:
                 self.counters.blocks_broken += len(indexes)
 
     def _drop_if_still_broken(self, files: ObjectFiles, suspects: list[int], scratch: memoryview) -> list[int]:
@@ -562,146 +406,6 @@ class Store:
         if broken:
             self._drop(files, broken)
         return broken
-
-    # Inside: room
-
-    @contextlib.contextmanager
-    def _room(self, size: int) -> Iterator[None]:
-        """Have `size` bytes below the cap reserved, evicting what is in the way.
-
-        Raises:
-            NoSpace: nothing is left that may go.
-        """
-        while True:
-            with self._lock:
-                if self._books.reserve(size):
-                    self._note_growth()
-                    break
-            if not self._give_way():
-                raise NoSpace(self.root, f"no room for {size} bytes below the cap of {self._books.cap}")
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._books.unreserve(size)
-
-    def _make_room(self, size: int, *, names_held: bool = False) -> bool:
-        """Free `size` bytes since the disk is full, though the cap is not reached; False: nothing could go."""
-        freed = 0
-        while freed < size:
-            gone = self._give_way(names_held=names_held)
-            if not gone:
-                break
-            freed += gone
-        return freed > 0
-
-    def _give_way(self, *, names_held: bool = False) -> int:
-        """Let the next victim go; returns the bytes that it took, at least 1 for a victim, 0 if there was none."""
-        with self._lock:
-            victim = self._books.victim()
-        if victim is None:
-            return self._punch_oldest()
-        used = self._discard(victim, names_held=names_held)
-        with self._lock:
-            if used is not None:
-                self.counters.evictions += 1
-                self.counters.evicted_bytes += used
-        return max(used or 0, 1)  # a victim that somebody took hold of meanwhile: look again
-
-    def _punch_oldest(self) -> int:
-        """Punch the oldest segment of an open object; returns the bytes freed, 0 if there is none that may go."""
-        with self._lock:
-            candidates = self._books.oldest_segments()
-        for key, segment in candidates:
-            with contextlib.suppress(NotFound, Corrupt, Unavailable), self._opened(key) as files:
-                freed = self._punch(files, segment)
-                if freed:
-                    return freed
-        return 0
-
-    def _punch(self, files: ObjectFiles, segment: int) -> int:
-        """Free one segment; 0 where the object was sealed meanwhile."""
-        with files.lock:
-            with self._lock:
-                record = self._books.record(files.key)
-                if record is None or record.sealed:
-                    return 0
-                before = record.used
-                self._books.punched(files.key, segment)  # also if it fails: it would fail again
-            first = segment * SEGMENT_BLOCKS
-            files.drop(first, min(SEGMENT_BLOCKS, block_count(files.size) - first), punch=True)
-            used = files.used()
-            with self._lock:
-                self._books.resize(files.key, used)
-                self.counters.punches += 1
-            return max(before - used, 1)  # a segment that was absent already: look again
-
-    def _note_growth(self) -> None:
-        """Record a bound for usage before it is passed; the lock is held."""
-        books = self._books
-        if books.used + books.assumed + books.reserved > self._usage_noted:
-            self._note_usage(min(books.cap, self._usage_noted + books.cap // _USAGE_STEP + BLOCK))
-
-    def _note_usage(self, usage: int) -> None:
-        self._usage_noted = usage
-        try:
-            write_number(os.path.join(self.root, "usage"), usage)
-        except OSError as exc:
-            logger.warning("usage of the cache can't be noted: %s", exc)
-
-    # Inside: leftovers, on the counting thread
-
-    def _count_leftovers(self) -> None:
-        try:
-            discard_other_formats(self.directory, os.path.basename(self.root))
-            dated = self._find_leftovers()
-            self._order_leftovers(dated)
-            empty(os.path.join(self.root, "trash"), self._closing)
-        except OSError as exc:
-            logger.warning("leftovers in %s can't be counted: %s", self.root, exc)
-        if not self._closing.is_set():
-            with self._lock:
-                self._books.assumed = 0
-                self._note_usage(self._books.used + self._books.reserved)
-            self._counted.set()
-
-    def _find_leftovers(self) -> list[tuple[int, ObjectKey]]:
-        """Enter every object that is there as a victim; returns (last use in ns, key) of each."""
-        dated: list[tuple[int, ObjectKey]] = []
-        for key, used, used_ns in leftovers(self.root, self._closing):
-            if used is None or used_ns is None:
-                self._remove_half(key)
-                continue
-            with self._lock:
-                if key not in self._books:
-                    self._books.add(key, used, oldest=True)
-                self._books.assumed = max(0, self._books.assumed - used)
-            dated.append((used_ns, key))
-        return dated
-
-    def _remove_half(self, key: ObjectKey) -> None:
-        """Remove what a crash left of an object: one of two files. Not one that is being made just now."""
-        with self._names:
-            with self._lock:
-                known = key in self._books
-            if not known and used_on_disk(self.root, key) is None:
-                remove(self.root, key)
-
-    def _order_leftovers(self, dated: list[tuple[int, ObjectKey]]) -> None:
-        """Put the leftovers in the order of their last use, those used longest ago first."""
-        dated.sort(reverse=True)
-        for start in range(0, len(dated), 1000):  # short holds of the lock
-            with self._lock:
-                for _, key in dated[start : start + 1000]:
-                    record = self._books.idle.get(key)
-                    if record is not None and record.segments is None:  # not touched since
-                        self._books.idle.move_to_end(key, last=False)
-
-
-def _unlink(paths: list[str]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):  # what stays in the trash goes at the next start
-            os.unlink(path)
 
 
 def _absent_runs(digests: npt.NDArray[np.uint64], first: int) -> list[range]:
