@@ -7,20 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vfs.checkpoints import safetensors
+from vfs.checkpoints import arrow, dcp, parquet, safetensors, tar, torchzip
 from vfs.checkpoints.layout import Layout, Needs
 
 _BY_ENDING: dict[str, Callable[[int], Needs[Layout]]] = {
     ".safetensors": safetensors.layout,
+    ".pt": torchzip.layout,
+    ".pth": torchzip.layout,
+    ".bin": torchzip.layout,
+    ".ckpt": torchzip.layout,
+    ".tar": tar.layout,
+    ".parquet": parquet.layout,
+    ".arrow": arrow.layout,
+    ".feather": arrow.layout,
 }
+_DCP_ENDING = ".distcp"
 
 
 def recognise(path: str, size: int) -> Needs[Layout] | None:
-    """Return a parser for a file of that name and size, or None: its bytes have no layout that could be known.
+    """Return a parser for a file of that name and size, or None: its bytes have no layout that could be known from them.
 
     The parser looks at the bytes before it believes the name: `NoLayout` is what a wrong guess costs.
     """
-    name = path.rpartition("/")[2]
-    ending = name[name.rfind(".") :].lower() if "." in name else ""
-    make = _BY_ENDING.get(ending)
+    make = _BY_ENDING.get(_ending(path))
     return make(size) if make is not None and size > 0 else None
+
+
+def described_by(path: str) -> str | None:
+    """Return the path of the file that describes this one and those beside it, or None.
+
+    It is read with `dcp.layouts`, whose result has them by their path relative to its directory.
+    """
+    directory, slash, _ = path.rpartition("/")
+    return directory + slash + dcp.METADATA if _ending(path) == _DCP_ENDING else None
+
+
+def index_of(path: str) -> str | None:
+    """Return the path that an index of a tar archive would have, or None; it is read as a whole, for `tar.indexed`."""
+    return path + ".idx" if _ending(path) == ".tar" else None
+
+
+def _ending(path: str) -> str:
+    name = path.rpartition("/")[2]
+    return name[name.rfind(".") :].lower() if "." in name else ""
