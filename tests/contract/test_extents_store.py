@@ -487,6 +487,18 @@ def test_a_held_object_is_not_evicted(store: Store) -> None:
     assert store.evict(key)
 
 
+def test_a_removed_store_leaves_nothing_and_its_open_readers_find_their_objects_gone(directory: str) -> None:
+    store = Store.open(f"{directory}/spill", MIB)
+    body = content(BLOCK)
+    key = put(store, body)
+    cached = CachedObject.open(store.root, key)
+    store.close_and_remove()
+    assert os.listdir(directory) == []
+    assert cached.gone()
+    assert cached.read(0, BLOCK, SCRATCH) == body
+    cached.close()
+
+
 # Restart
 
 

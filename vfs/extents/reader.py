@@ -87,7 +87,7 @@ class CachedObject:
 
     def gone(self) -> bool:
         """Return whether the object has left the store: blocks fetched from now on need `open` again."""
-        return os.pread(self._sums, len(GONE), 0) == GONE
+        return os.pread(self._sums, len(GONE), 0) == GONE or not os.fstat(self._sums).st_nlink
 
     def sealed(self) -> bool:
         """Return whether every block was verified and nobody has touched the file since: passthrough is allowed."""

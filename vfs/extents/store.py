@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -105,6 +106,15 @@ class Store:
     def close(self) -> None:
         """Close all files and let another process have the store. What is in it stays."""
         self._shelf.close()
+        os.close(self._lock_fd)
+
+    def close_and_remove(self) -> None:
+        """Close the store and remove its directory: for a spill, whose bytes are memory that nobody needs any more.
+
+        Who reads its objects finds them gone. What can't be removed stays.
+        """
+        self._shelf.close()
+        shutil.rmtree(self.directory, ignore_errors=True)  # still locked: nobody opens what is being removed
         os.close(self._lock_fd)
 
     def wait_counted(self, timeout_s: float) -> bool:
