@@ -224,7 +224,7 @@ async def test_neighbours_with_a_common_beginning_are_listed_once_each(place: Pl
 
 
 async def test_a_large_directory_is_listed_in_pages_that_hold_each_name_once(place: Place) -> None:
-    names = [f"sample-{index:05}" for index in range(5000)]
+    names = [f"sample-{index:05}" for index in range(place.many)]
     place.fill("many", names)
     pages = [[entry.name for entry in page] async for page in place.site.list(SitePath("many"))]
     assert max(len(page) for page in pages) <= 1000

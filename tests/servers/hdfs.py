@@ -23,7 +23,7 @@ from typing import Any
 from tests.servers.lifecycle import Missing, program, running, wait_ready
 
 SCRIPT = Path(__file__).with_name("hdfs.sh")
-START_S = 60
+START_S = 90
 INSTALL_S = 300
 PORTS = 24
 

@@ -20,11 +20,18 @@ class Missing(Exception):
     """This machine can't run the server; the message says why and what would help."""
 
 
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that nobody listens on now, all different."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
 def free_port() -> int:
     """Return a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def program(name: str, hint: str, *places: str) -> str:

