@@ -140,7 +140,7 @@ class Limits(_Document, frozen=True):
     memory: Bytes = Bytes(256 << 20)
     origin_deadline: Seconds = Seconds(60.0)
     listing_ttl: Seconds = Seconds(60.0)
-    read_ahead: Bytes = Bytes(1 << 20)
+    read_ahead: Bytes = Bytes(128 << 10)
 
 
 class Config(_Document, frozen=True):

@@ -13,6 +13,8 @@ BENCHES = {
     "local-read": ("tests.bench.local_read", "a local replica through the mount against the file itself"),
     "small-files": ("tests.bench.small_files", "10,000 files of 16 KiB against rclone mount and s3fs on the same origin"),
     "meta": ("tests.bench.meta", "listing 100,000 entries and a stat storm; requests to the origin counted"),
+    "remote-modality": ("tests.bench.remote_modality", "one modality of a checkpoint, tensor by tensor, 100 ms away"),
+    "remote-all": ("tests.bench.remote_all", "all tensors of a checkpoint, tensor by tensor, 100 ms away"),
     "crash": ("tests.bench.crash", "kill -9 of the fs worker under verifying readers"),
 }
 

@@ -19,9 +19,11 @@ from typing import Any
 from vfs import config
 from vfs.admin.api import serve_admin
 from vfs.admin.status import Status, StatusFiles
+from vfs.agent.lessons import Lessons
 from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
+from vfs.agent.prefetch import Prefetcher
 from vfs.agent.server import WorkerServer
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError
@@ -96,9 +98,10 @@ async def _serve(loaded: config.Config, rundir: RunDir, status: StatusPipe) -> N
         fetcher = await stack.enter_async_context(
             Fetcher(store, spill, sites, memory=memory, clock=clock, limits=FetchLimits())
         )
-        objects = Objects(mounts, fetcher)
+        prefetcher = Prefetcher(fetcher, Lessons(catalog), read_ahead=loaded.limits.read_ahead, spawn=tasks.spawn)
+        objects = Objects(mounts, fetcher, prefetcher)
         server = WorkerServer(
-            metadata, objects, deadline_s=loaded.limits.origin_deadline, on_reads=lambda key, ranges: None
+            metadata, objects, deadline_s=loaded.limits.origin_deadline, on_reads=prefetcher.reads
         )
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}

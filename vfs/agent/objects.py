@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vfs.agent.prefetch import Prefetcher
 from vfs.errors import NotFound
 from vfs.extents.budget import Priority
 from vfs.extents.fetch import Fetcher
@@ -16,9 +17,10 @@ class Objects:
     Invariant: every key in `_open` is held in the fetcher as often as its count says.
     """
 
-    def __init__(self, mounts: MountTable, fetcher: Fetcher) -> None:
+    def __init__(self, mounts: MountTable, fetcher: Fetcher, prefetcher: Prefetcher) -> None:
         self._mounts = mounts
         self._fetcher = fetcher
+        self._prefetcher = prefetcher
         self._open: dict[ObjectKey, tuple[Identity, int]] = {}
 
     def identity(self, path: LakePath, version: Version) -> Identity:
@@ -38,6 +40,7 @@ class Objects:
         root = await self._fetcher.hold(identity)
         key = object_key(identity.site, identity.path, identity.version)
         self._open[key] = identity, self._open.get(key, (identity, 0))[1] + 1
+        self._prefetcher.opened(identity)
         return key, root
 
     async def need(self, key: ObjectKey, offset: int, length: int, *, broken: int = -1, background: bool = False) -> str:
@@ -63,6 +66,8 @@ class Objects:
         identity, holds = self._open.pop(key)
         if holds > 1:
             self._open[key] = identity, holds - 1
+        else:
+            self._prefetcher.closed(key)
         self._fetcher.release(key)
 
     def open_count(self) -> int:

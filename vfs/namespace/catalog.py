@@ -6,6 +6,7 @@ being served while the agent or the origin is away. One transaction for each cal
     entries    directory hash + name                    -> Known
     listings   directory hash                           -> Listing
     order      directory hash + generation + position   -> name
+    learned    hash of a name that the caller makes up  -> bytes that the caller understands
 
 A listing is numbered in the order in which it arrived, under a generation of its own: a reader that stands in the middle of
 one is not disturbed by the next. The previous generation is kept until another one is complete.
@@ -90,6 +91,7 @@ class Catalog:
         self._entries = env.open_db(b"entries", create=create)
         self._listings = env.open_db(b"listings", create=create)
         self._order = env.open_db(b"order", create=create)
+        self._lessons = env.open_db(b"learned") if create else None
         self._env = env
 
     def close(self) -> None:
@@ -201,6 +203,16 @@ class CatalogWriter(Catalog):
             # Its number is not used again: entries carry it, and readers may stand in it.
             old = Listing(listing.previous, count, complete=bool(listing.previous), begun_ns=0, last=listing.generation)
             txn.put(_directory(path), _encoder.encode(old), db=self._listings)
+
+    def learned(self, name: str) -> bytes | None:
+        """Return what was kept under `name`."""
+        with self._env.begin(db=self._lessons) as txn:
+            return txn.get(_directory(name))  # type: ignore[no-any-return]
+
+    def learn(self, name: str, lesson: bytes) -> None:
+        """Keep `lesson` under `name` in place of what was there."""
+        with self._env.begin(write=True, db=self._lessons) as txn:
+            txn.put(_directory(name), lesson)
 
     def _names(self, txn: Any, path: LakePath, generation: int) -> Iterator[bytes]:
         prefix = _position(path, generation, 0)[:20]
