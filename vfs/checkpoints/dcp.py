@@ -65,7 +65,7 @@ def _item(index: Any, place: Any) -> tuple[str, tuple[str, int, int]]:
         raise NoLayout("an item lacks its place")
     if place.get("transform_descriptors"):
         raise NoLayout("the items are transformed")
-    if not file or file.startswith("/") or "\0" in file or posixpath.normpath(file) != file or file.startswith(".."):
+    if not file or file.startswith(("/", "..")) or "\0" in file or posixpath.normpath(file) != file:
         raise NoLayout(f"an item lies outside the directory: {file[:100]!r}")
     if offset < 0 or length < 0:
         raise NoLayout(f"an item of a negative size: {name[:100]!r}")

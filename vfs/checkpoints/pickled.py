@@ -2,8 +2,8 @@
 
 Pure: no I/O, no clock.
 
-The standard library's unpickler in Python interprets the opcodes, with its table cut down to those that describe values. Its C
-twin is faster but gives memory for any memo index that a pickle names, and both would hash whatever is used as a key: a
+The standard library's unpickler in Python interprets the opcodes, with its table cut down to those that describe values. Its
+C twin is faster but gives memory for any memo index that a pickle names, and both would hash whatever is used as a key: a
 tuple of tuples of … takes for ever. Classes become stubs that keep what they were given.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 from vfs.checkpoints.layout import NoLayout
 
@@ -66,7 +67,10 @@ def read(body: bytes, allowed: tuple[str, ...]) -> Any:
         raise NoLayout(f"the pickle is broken: {type(exc).__name__}: {exc}"[:200]) from exc
 
 
-class _Reader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # S301: see the module's docstring
+class _Reader(pickle._Unpickler):
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+
     def __init__(self, body: bytes, allowed: tuple[str, ...]) -> None:
         super().__init__(io.BytesIO(body))
         self._allowed = allowed
@@ -107,7 +111,8 @@ class _Reader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # S301: se
         if not isinstance(into, dict):
             raise NoLayout("the pickle puts items into something that is no dict")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            into[key if isinstance(key, (Stub, *_KEYS)) else id(key)] = value
+            if isinstance(key, (Stub, *_KEYS)):
+                into[key] = value
 
     def _append(self) -> None:
         value = self.stack.pop()
@@ -121,11 +126,9 @@ class _Reader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # S301: se
             raise NoLayout("the pickle appends to something that is no list")
         self.stack[-1].extend(values)
 
-    dispatch = dict.fromkeys(range(256), _refuse) | {  # noqa: RUF012  the base class's name for its table
-        getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]]  # type: ignore[attr-defined]
-        for name in _OPCODES
-    }
-    dispatch |= {
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **dict.fromkeys(range(256), _refuse),
+        **{getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _OPCODES},
         pickle.REDUCE[0]: _call,
         pickle.NEWOBJ[0]: _call,
         pickle.BUILD[0]: _build,
