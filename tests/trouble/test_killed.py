@@ -51,8 +51,8 @@ size = "1GiB"
 origin_deadline = "DEADLINE"
 """
 KILLS = 20
-LONGEST_WAIT_S = 5.0
-"""On a loaded machine; the figure of `python -m tests.bench crash` is the honest one."""
+LONGEST_WAIT_S = 30.0
+"""For a whole pass on a loaded machine; the figure of `python -m tests.bench crash` is the honest one."""
 
 
 def contents() -> dict[str, bytes]:
