@@ -10,7 +10,9 @@ it reads up to two windows beyond what was touched. So a member is wanted
   before it; the fault was at the begin or in the middle of a read that jumps, or as far from its end as the kernel reads on,
   where a part of its surroundings was there already;
 - when the bytes read without a hole reach further beyond its head than the kernel reads ahead;
-- when half of it is read, and more than the kernel reads ahead, wherever it begins.
+- when half of it is read, and more than the kernel reads ahead, wherever it begins;
+- when its first byte was read and a read that jumps has its fault in the page of its last byte: copying a tensor touches both
+  ends before the middle (seen with safetensors 0.8 and numpy), and the page of its end is that of its neighbour's head too.
 
 Small members that a fault's surroundings cover may or may not be meant; they are reported apart.
 """
@@ -108,7 +110,11 @@ class Evidence:
             if offset + length <= start - self._ahead:
                 continue
             run = self._read.around(offset)
-            if self._is_exact(offset, length, start, end) or self._is_meant(offset, length, run, anchor, start, end):
+            if (
+                self._is_exact(offset, length, start, end)
+                or (jumped and self._are_both_ends_touched(offset, length, start, end))
+                or self._is_meant(offset, length, run, anchor, start, end)
+            ):
                 wanted.append(member)
                 anchor = offset + length
             elif jumped and run is not None and offset + length <= run[1] and start <= offset < end:
@@ -127,8 +133,21 @@ class Evidence:
         if run[1] - offset > self._ahead:
             return True
         is_spill = anchor >= run[0] and anchor >= offset - self._ahead
-        faults = (start, (start + end) // 2, start + self._around, end - self._around)
+        faults = self._faults(start, end)
         return length >= self._around and not is_spill and any(0 <= offset - fault < _PAGE for fault in faults)
+
+    def _are_both_ends_touched(self, offset: int, length: int, start: int, end: int) -> bool:
+        last = offset + length - 1
+        return (
+            length > self._ahead
+            and self._read.measure(offset, offset + 1) == 1
+            and start > offset
+            and any(0 <= last - fault < _PAGE for fault in self._faults(start, end))
+        )
+
+    def _faults(self, start: int, end: int) -> tuple[int, int, int, int]:
+        """Return where in a read the fault may have been that caused it."""
+        return start, (start + end) // 2, start + self._around, end - self._around
 
     def margins(self, member: int, previous: int | None) -> tuple[int, int]:
         """Return how far the reads reached before `member` when the reader jumped to it, and beyond the member before it."""
