@@ -47,17 +47,19 @@ def config_file(tmp_path: Path) -> Path:
 def test_config_check_prints_what_the_file_says(config_file: Path) -> None:
     ran = run("config", "check", str(config_file))
     assert ran.exit_code == 0
-    assert ran.output.splitlines() == [
+    *lines, policies = ran.output.splitlines()
+    assert lines == [
         f"{config_file}: valid",
-        "  /data  disk (local)",
-        f"  cache  {config_file.parent}/cache, at most 1 GiB",
+        "  /data     disk (local)",
+        f"  cache     {config_file.parent}/cache, at most 1 GiB",
     ]
+    assert policies.startswith("  policies  defaults, version ")
 
 
 def test_config_check_with_json_fills_in_the_defaults(config_file: Path) -> None:
     document = json.loads(run("config", "check", str(config_file), "--json").output)
     assert document["config"]["cache"]["size"] == 1 << 30
-    assert document["config"]["limits"]["read_ahead"] == 1 << 20
+    assert document["config"]["limits"]["read_ahead"] == 64 << 10
     assert document["config"]["mounts"][0]["writable"] is False
 
 
