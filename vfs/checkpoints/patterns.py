@@ -40,7 +40,7 @@ def block(pattern: str) -> str:
     Members of one block of one layer are read together more often than not: q, k, v and o of an attention.
     """
     head, star, tail = pattern.rpartition("*")
-    parts = re.match(r"[\W_]*[^\W_]+(?=[\W_])", tail)
+    parts = re.match(r"[./]?[^./]+(?=[./])", tail)
     return head + star + parts[0] if star and parts else ""
 
 

@@ -40,6 +40,8 @@ def layout(size: int) -> Needs[Layout]:
     else:
         directory = yield from want(start, length, size)
     entries = sorted(_entries(directory, count))
+    if not entries:
+        raise NoLayout("an empty zip")
     ends = [offset for offset, _, _ in entries[1:]] + [start]
     items = []
     for (offset, stored, name), end in zip(entries, ends, strict=True):
