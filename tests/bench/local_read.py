@@ -76,16 +76,8 @@ def measure(
         outcome.figures[f"{name}_direct_s"] = own.median
         outcome.figures[f"{name}_mount_s"] = other.median
         spreads = f"{own.relative:.0%}/{other.relative:.0%}"
-        rows.append(
-            [
-                name,
-                words(own.median),
-                words(other.median),
-                f"{ratio.median:.3f}",
-                f"{ratio.low:.2f}-{ratio.high:.2f}",
-                spreads,
-            ]
-        )
+        lowest_highest, best = f"{ratio.low:.2f}-{ratio.high:.2f}", f"{own.low / other.low:.3f}"
+        rows.append([name, words(own.median), words(other.median), f"{ratio.median:.3f}", lowest_highest, best, spreads])
     columns = ["read", "direct", "mount", "ratio", "lowest-highest", "best to best", "spread direct/mount"]
     outcome.sections.append(Section(f"medians of {ROUNDS} rounds; 1.0 is the speed of the file itself", columns, rows))
 

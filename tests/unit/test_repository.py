@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
+import typing
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from vfs import config
+from vfs.units import Bytes, Seconds, format_size
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_MAX = 700
@@ -23,7 +29,7 @@ def test_every_public_module_says_what_it_is() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
-        if not path.stem.startswith("_") or path.stem in ("__init__", "__main__")
+        if not path.stem.startswith(("_", "test_")) or path.stem in ("__init__", "__main__")
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not silent, "a module opens with a docstring: first line what it is or does"
@@ -68,6 +74,33 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
             if target and "://" not in target and not (document.parent / target).exists():
                 broken.append(f"{document.relative_to(ROOT)}: {target}")
     assert not broken
+
+
+def test_every_configuration_key_is_documented_with_its_default() -> None:
+    document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in document.splitlines() if line.startswith("|")]
+    documented = {(row[-3], row[-2]) for row in rows if len(row) >= 3}
+    missing = []
+    for kind in (*typing.get_args(config.SiteConfig), config.Mount, config.Cache, config.Limits):
+        for field in msgspec.structs.fields(kind):
+            said = default_in_words(field)
+            if (field.encode_name, said) not in documented:
+                missing.append(f"{kind.__name__}.{field.encode_name}: {said or 'no default'}")
+    assert not missing
+
+
+def default_in_words(field: msgspec.structs.FieldInfo) -> str:
+    """Return the default as the document writes it: as TOML, nothing where there is none or it is "not set"."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return json.dumps(field.default_factory())
+    match field.default:
+        case Bytes():
+            return f'"{format_size(field.default)}"'.replace(" ", "")
+        case Seconds():
+            return f'"{field.default:g}s"'
+        case None | msgspec.NODEFAULT:
+            return ""
+    return json.dumps(field.default)
 
 
 def test_package_and_distribution_state_the_same_version() -> None:
