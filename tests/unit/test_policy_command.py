@@ -36,7 +36,12 @@ def test_check_without_paths_checks_what_is_shipped():
 
 def test_check_of_a_directory_runs_the_tables_in_it(directory):
     result = run("check", str(directory))
-    assert (result.exit_code, result.stdout) == (0, "2 documents, 1 cases: 0 errors, 0 wrong decisions\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "note   own/r, line 2: never matches so far: uid is not known yet\n"
+        "note   own/r, line 2: cache is not in force yet: it comes with cache classes\n"
+        "2 documents, 1 cases: 0 errors, 0 wrong decisions\n",
+    )
 
 
 def test_check_of_a_table_runs_it(directory):
@@ -112,8 +117,9 @@ def test_diff_as_json(directory):
 
 def test_explain_names_the_rule_and_line_of_each_value(directory):
     lines = run("explain", "/a/x", "--uid", "7", "--policy", str(directory)).stdout.splitlines()
-    assert "cache             keep                    own/r, line 2" in lines
-    assert "hedge             off                     default" in lines
+    assert "deadline          5s                      own/r, line 2" in lines
+    assert "cache             keep                    own/r, line 2 (not in force yet: comes with cache classes)" in lines
+    assert "listing_ttl       1m                      default" in lines
 
 
 def test_explain_with_all_facts_says_why_rules_do_not_match(directory):
@@ -128,7 +134,9 @@ def test_explain_with_all_facts_says_why_rules_do_not_match(directory):
 def test_explain_as_json_names_value_origin_and_every_rule(directory):
     fact = json.loads(run("explain", "a/x", "--uid", "7", "--policy", str(directory), "--json").stdout)
     assert fact["path"] == "a/x"
-    assert fact["values"]["deadline"] == {"value": 5.0, "from": {"document": "own", "index": 0, "rule": "r", "line": 2}}
+    own = {"document": "own", "index": 0, "rule": "r", "line": 2}
+    assert fact["values"]["deadline"] == {"value": 5.0, "from": own, "comes_with": ""}
+    assert fact["values"]["cache"] == {"value": "keep", "from": own, "comes_with": "cache classes"}
     assert fact["values"]["bandwidth"]["value"] is None
     assert fact["rules"][-1] == {"rule": "own/r", "mismatch": None, "wins": ["cache", "deadline"]}
 

@@ -106,11 +106,13 @@ class RuleSet:
     Attributes:
         documents: shipped ones first, otherwise in the order given: what an admin wrote beats what came with the package.
         rules, origins: all rules in order, and where each stands.
+        defaults: what holds where no rule says otherwise.
     """
 
-    __slots__ = ("_by_narrow", "_decisions", "_paths", "_sizes", "documents", "origins", "rules")
+    __slots__ = ("_by_narrow", "_decisions", "_paths", "_sizes", "defaults", "documents", "origins", "rules")
 
-    def __init__(self, documents: Iterable[Document]) -> None:
+    def __init__(self, documents: Iterable[Document], defaults: Values = DEFAULTS) -> None:
+        self.defaults = defaults
         self.documents = tuple(sorted(documents, key=lambda document: not document.shipped))
         self.rules: tuple[Rule, ...] = tuple(rule for document in self.documents for rule in document.rules)
         self.origins: tuple[Origin, ...] = tuple(_origins(self.documents))
@@ -191,7 +193,7 @@ def _resolve(rules: RuleSet, matched: int) -> Decision:
         settings = settings_of(rules.rules[index].set)
         values |= settings
         origins |= dict.fromkeys(settings, rules.origins[index])
-    chosen = msgspec.structs.replace(DEFAULTS, **values)
+    chosen = msgspec.structs.replace(rules.defaults, **values)
     return Decision(chosen, MappingProxyType(origins), tuple(rules.origins[index] for index in indexes))
 
 

@@ -21,7 +21,7 @@ from vfs.units import parse_size
 
 
 class Access(enum.StrEnum):
-    """What is being done to the path."""
+    """What is being done to the path. Looking a name up counts as opening it: nobody knows what will follow."""
 
     OPEN = "open"
     READ = "read"
@@ -173,6 +173,10 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 NARROW = tuple(field for field in Match.__struct_fields__ if field not in ("path", "size"))
 """The facts that take few different values on a host, so that what they select can be remembered."""
+
+
+KNOWN = ("path", "size", "site", "access", "host")
+"""The facts that the fs worker and the agent know of an access today (`inforce.py`)."""
 
 
 def mismatch(match: Match, facts: Facts, names: tuple[str, ...] = Match.__struct_fields__) -> str | None:

@@ -25,7 +25,7 @@ import vfs
 from vfs.errors import InvalidPolicy
 from vfs.policy.engine import Document, Rule, RuleSet
 from vfs.policy.facts import CountRange, Match, SizeRange
-from vfs.policy.values import Settings, settings_of
+from vfs.policy.values import DEFAULTS, Settings, Values, settings_of
 from vfs.policy.written import NEAREST, ORIGIN
 from vfs.units import Bytes, Seconds, decode_unit
 
@@ -136,11 +136,12 @@ def parse(text: Text) -> Document:
     )
 
 
-def compile_rules(texts: Sequence[Text], sites: Collection[str] | None = None) -> RuleSet:
+def compile_rules(texts: Sequence[Text], sites: Collection[str] | None = None, defaults: Values = DEFAULTS) -> RuleSet:
     """Return the rules of all documents, in force order.
 
     Args:
         sites: names in the configuration, to refuse rules for others; None: not checked.
+        defaults: what holds where no rule says otherwise.
     Raises:
         InvalidPolicy: one document can't be used, or two have the same name.
     """
@@ -153,16 +154,18 @@ def compile_rules(texts: Sequence[Text], sites: Collection[str] | None = None) -
     if sites is not None:
         for text, document in zip(texts, documents, strict=True):
             _check_sites(text, document, sites)
-    return RuleSet(documents)
+    return RuleSet(documents, defaults)
 
 
-def load(sources: Iterable[str], *, base: str = "", sites: Collection[str] | None = None) -> RuleSet:
+def load(
+    sources: Iterable[str], *, base: str = "", sites: Collection[str] | None = None, defaults: Values = DEFAULTS
+) -> RuleSet:
     """Return the rules of the documents that `sources` stand for (`expand`), above the shipped defaults.
 
     Raises:
         InvalidPolicy: one of them can't be used; nothing is taken from the others.
     """
-    return compile_rules(read(sources, base), sites)
+    return compile_rules(read(sources, base), sites, defaults)
 
 
 def decode_document_value(wanted: type, value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from vfs.policy.facts import Accesses, CountRange, Ids, Match, NameGlobs, OneOf, PathGlobs, SizeRange
+from vfs.policy.facts import KNOWN, Accesses, CountRange, Ids, Match, NameGlobs, OneOf, PathGlobs, SizeRange
 from vfs.policy.loader import PolicyFile
 from vfs.policy.values import DEFAULTS, VALUES, value_text
 from vfs.policy.written import FetchSize, Hedge, Names, Rate, SiteOrder, Staleness
@@ -50,17 +50,18 @@ def values_table() -> str:
     ]
     for name, about in VALUES.items():
         default = value_text(getattr(DEFAULTS, name))
-        rows.append(f"| `{name}` | {about.unit} | {default} | {about.effect} | {about.text} | {about.why} |")
+        effect = f"not yet: with {about.comes_with}" if about.comes_with else about.effect
+        rows.append(f"| `{name}` | {about.unit} | {default} | {effect} | {about.text} | {about.why} |")
     return "\n".join(rows)
 
 
 def facts_table() -> str:
     """Return the table of facts in Markdown."""
     hints = typing.get_type_hints(Match, include_extras=True)
-    rows = ["| fact | condition |", "|---|---|"]
+    rows = ["| fact | condition | known today |", "|---|---|---|"]
     for name in Match.__struct_fields__:
         note = typing.get_args(hints[name])[0].__metadata__[0].description
-        rows.append(f"| `{name}` | {note} |".replace("\\", ""))
+        rows.append(f"| `{name}` | {note} | {'yes' if name in KNOWN else 'not yet'} |".replace("\\", ""))
     return "\n".join(rows)
 
 

@@ -1,5 +1,7 @@
 """The policy in force: the last set of documents that could be used, and how it is replaced.
 
+That set is kept as a file too: a process that is started again while a document is broken goes on with it.
+
 No task of its own. The agent runs `watch.watch`; the fs worker calls `reload_if_changed`, which costs one stat for each
 document when nothing has changed. Reading 1,000 rules takes some 0.2 s, most of it in tomllib: both calls may be made from a
 thread while others decide, because `current` is replaced in one step.
@@ -7,7 +9,9 @@ thread while others decide, because `current` is replaced in one step.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Collection, Sequence
@@ -17,8 +21,10 @@ import msgspec
 from vfs.errors import InvalidPolicy
 from vfs.policy.diff import Change, diff
 from vfs.policy.engine import RuleSet
-from vfs.policy.loader import compile_rules, expand, read
+from vfs.policy.loader import Text, compile_rules, expand, read
+from vfs.policy.values import DEFAULTS, Values
 
+log = logging.getLogger(__name__)
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 
@@ -47,6 +53,13 @@ class Reload(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    """The last good set as a file. Another list of sources in `foremount.toml` makes it useless."""
+
+    sources: tuple[str, ...]
+    texts: list[Text]
+
+
 class PolicyStore:
     """Holds the set in force.
 
@@ -57,23 +70,41 @@ class PolicyStore:
         _reloading: held while documents are read, so that an older reading never replaces a newer one.
     """
 
-    def __init__(self, sources: Sequence[str], *, base: str = "", sites: Collection[str] | None = None) -> None:
-        """Load the documents.
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        base: str = "",
+        sites: Collection[str] | None = None,
+        defaults: Values = DEFAULTS,
+        last_good: str | None = None,
+    ) -> None:
+        """Load the documents, or where they can't be used, the last good set.
 
         Args:
             sources: as `foremount.toml` names them: shipped documents, files, directories.
             base: directory that relative paths start from.
             sites: names in the configuration; None: rules may name any.
+            defaults: what holds where no rule says otherwise.
+            last_good: file that the set in force is kept in for the next start; None: it is not.
         Raises:
-            InvalidPolicy: they can't be used.
+            InvalidPolicy: they can't be used, and there is no last good set.
         """
         self._sources = tuple(sources)
         self._base = base
         self._sites = sites
+        self._defaults = defaults
+        self._last_good = last_good
         self._reloading = threading.Lock()
         self._stamp = self._take_stamp()
         self.error: InvalidPolicy | None = None
-        self.current = self._load()
+        try:
+            self.current = self._load()
+        except InvalidPolicy as exc:
+            kept = self._load_last_good()
+            if kept is None:
+                raise
+            self.current, self.error = kept, exc
 
     def reload(self) -> Reload:
         """Read the documents again and put them in force.
@@ -101,11 +132,37 @@ class PolicyStore:
 
     def _load(self) -> PolicySet:
         texts = read(self._sources, self._base)
+        fresh = self._compile(texts)
+        self._keep(texts)
+        return fresh
+
+    def _compile(self, texts: list[Text]) -> PolicySet:
         version = hashlib.sha256()
         for text in texts:
             for part in (text.source, text.text):
                 version.update(f"{len(part)}:{part}".encode())
-        return PolicySet(compile_rules(texts, self._sites), version.hexdigest()[:16])
+        return PolicySet(compile_rules(texts, self._sites, self._defaults), version.hexdigest()[:16])
+
+    def _keep(self, texts: list[Text]) -> None:
+        """Write the set down for the next start; a full disk costs that, not the reload."""
+        if self._last_good is None:
+            return
+        fresh = f"{self._last_good}.{os.getpid()}"
+        try:
+            with open(fresh, "wb") as file:
+                file.write(msgspec.json.encode(_Kept(self._sources, texts)))
+            os.replace(fresh, self._last_good)
+        except OSError as exc:
+            log.warning("%s: the policy in force can't be kept: %s", self._last_good, exc.strerror)
+
+    def _load_last_good(self) -> PolicySet | None:
+        if self._last_good is None:
+            return None
+        with contextlib.suppress(OSError, msgspec.DecodeError, InvalidPolicy), open(self._last_good, "rb") as file:
+            kept = msgspec.json.decode(file.read(), type=_Kept)
+            if kept.sources == self._sources:
+                return self._compile(kept.texts)
+        return None
 
     def _take_stamp(self) -> Stamp:
         """Return what changes when a document is written, replaced, added or removed."""

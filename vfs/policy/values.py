@@ -22,6 +22,7 @@ from vfs.policy.written import (
     Rate,
     SiteOrder,
     Staleness,
+    StalenessKind,
     duration_text,
     size_text,
 )
@@ -43,12 +44,14 @@ class About(msgspec.Struct, frozen=True):
         unit: how it is written.
         effect: when a change takes effect.
         why: where its default comes from.
+        comes_with: the part of Foremount that will heed it; "": it is heeded.
     """
 
     text: str
     unit: str
     effect: Effect
     why: str
+    comes_with: str = ""
 
 
 _NEXT, _ONCE = Effect.NEXT_OPEN, Effect.AT_ONCE
@@ -63,12 +66,17 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "When the origin is asked again whether the object is still the same version. An open file never changes.",
             "immutable, close-to-open, ttl=DURATION or pinned=SNAPSHOT",
             _NEXT,
-            "one question a minute for each object costs no training job anything; asking at each open costs a round trip",
+            "limits.listing_ttl of foremount.toml: one question a minute costs no training job anything",
         ),
     ] = Staleness("ttl=60s")
     listing_ttl: Annotated[
         Seconds,
-        About("How long a directory's listing is believed.", "duration", _NEXT, "limits.listing_ttl of foremount.toml"),
+        About(
+            "How long a directory's listing is believed: which names there are, and which are not.",
+            "duration",
+            _NEXT,
+            "limits.listing_ttl of foremount.toml",
+        ),
     ] = Seconds(60.0)
     sites: Annotated[
         SiteOrder,
@@ -77,6 +85,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "list of site names",
             _NEXT,
             "a replica is there because it is nearer than the origin",
+            comes_with="replicas at other sites",
         ),
     ] = SiteOrder([NEAREST, ORIGIN])
     residency: Annotated[
@@ -86,6 +95,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "list of labels",
             _NEXT,
             "without a duty to keep data somewhere there is nothing to limit",
+            comes_with="replicas at other sites",
         ),
     ] = Names([])
     prefetch: Annotated[
@@ -96,6 +106,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "off, sequential, tensor or whole",
             _NEXT,
             "right for every format that is read front to back, harmless for the others",
+            comes_with="prefetching",
         ),
     ] = "sequential"
     read_ahead: Annotated[
@@ -105,6 +116,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "size",
             _NEXT,
             "5 Gbit/s over a round trip of 100 ms are 64 MB in flight",
+            comes_with="prefetching",
         ),
     ] = Bytes(64 << 20)
     fetch_size: Annotated[
@@ -114,6 +126,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "SIZE..SIZE, 64KiB or more",
             _NEXT,
             "at 100 ms and 1 Gbit/s per connection, 12 MB spend as long on the wire as waiting for the first byte",
+            comes_with="prefetching",
         ),
     ] = FetchSize("1MiB..16MiB")
     cache: Annotated[
@@ -124,6 +137,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "keep, normal, stream or none",
             _NEXT,
             "least recently used suits what nobody knows more about",
+            comes_with="cache classes",
         ),
     ] = "normal"
     write_durability: Annotated[
@@ -133,6 +147,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "local or remote",
             _NEXT,
             "who calls fsync and is not told otherwise expects the data to survive the host",
+            comes_with="writing to remote origins",
         ),
     ] = "remote"
     sample_fallback: Annotated[
@@ -142,6 +157,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "raw or error",
             _NEXT,
             "slower but right: the reader runs its own transform",
+            comes_with="transformed samples",
         ),
     ] = "raw"
     deadline: Annotated[
@@ -160,6 +176,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "off, after=DURATION or after=FACTOR*p95",
             _ONCE,
             "costs origin traffic: on only where an admin wants it",
+            comes_with="replicas at other sites",
         ),
     ] = Hedge("off")
     memory: Annotated[
@@ -169,6 +186,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "size",
             _ONCE,
             "limits.memory of foremount.toml",
+            comes_with="budgets per rule",
         ),
     ] = Bytes(256 << 20)
     bandwidth: Annotated[
@@ -178,6 +196,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "SIZE/s or unlimited",
             _ONCE,
             "only the admin knows whose link it is",
+            comes_with="budgets per rule",
         ),
     ] = Rate("unlimited")
 
@@ -207,6 +226,13 @@ else:
         frozen=True,
         forbid_unknown_fields=True,
     )
+
+
+def comes_with(name: str, value: Any) -> str:
+    """Return the part of Foremount that will heed this value, "" where it is heeded."""
+    if isinstance(value, Staleness) and value.kind is StalenessKind.PINNED:
+        return "snapshots of prefixes"
+    return VALUES[name].comes_with
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:

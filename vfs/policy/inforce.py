@@ -1,0 +1,98 @@
+"""What holds for a path under the set in force, for the fs worker and the agent.
+
+Each question is one decision of 3 to 6 us (the shipped documents, 2 busy cores, 2026-11), so nothing is remembered here and
+a new set holds from the next question on. Known of an access today: path, size, site, host and kind of access.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+
+from vfs.config import Config, Limits
+from vfs.model import LakePath, SiteName
+from vfs.policy.engine import Decision, Origin, RuleSet, decide
+from vfs.policy.facts import KNOWN, Access, Facts, Match
+from vfs.policy.store import PolicyStore
+from vfs.policy.values import DEFAULTS, Values, comes_with, settings_of
+from vfs.policy.written import Staleness, StalenessKind, duration_text
+
+KERNEL_TTL_S_MAX = 3600.0
+"""How long the kernel is told to believe what never changes: an hour costs nothing, and bounds the life of a mistake."""
+
+
+def defaults_of(limits: Limits) -> Values:
+    """Return what holds where no rule says otherwise: the limits of `foremount.toml` (docs/adr/0003)."""
+    return msgspec.structs.replace(
+        DEFAULTS,
+        staleness=Staleness(f"ttl={duration_text(limits.listing_ttl)}"),
+        listing_ttl=limits.listing_ttl,
+        deadline=limits.origin_deadline,
+        memory=limits.memory,
+    )
+
+
+def open_store(loaded: Config, config_path: str, *, last_good: str | None = None) -> PolicyStore:
+    """Return the documents that a configuration names, in force.
+
+    Args:
+        config_path: of `foremount.toml`; relative names start from its directory.
+        last_good: as in `PolicyStore`.
+    Raises:
+        InvalidPolicy: they can't be used, and there is no last good set.
+    """
+    return PolicyStore(
+        loaded.policies,
+        base=os.path.dirname(os.path.abspath(config_path)),
+        sites=frozenset(loaded.sites),
+        defaults=defaults_of(loaded.limits),
+        last_good=last_good,
+    )
+
+
+class InForce:
+    """Answers by path.
+
+    Args:
+        host: name of this host, for rules that match one.
+    """
+
+    def __init__(self, store: PolicyStore, host: str | None = None) -> None:
+        self._store = store
+        self._host = socket.gethostname() if host is None else host
+
+    def decision(self, path: LakePath, access: Access, site: SiteName, size: int | None = None) -> Decision:
+        """Return all values that hold for this access, and the rule that gave each."""
+        facts = Facts(path, size=size, site=site, access=access, host=self._host)
+        return decide(self._store.current.rules, facts)
+
+    def version_ttl_s(self, path: LakePath, site: SiteName, size: int | None) -> float:
+        """Return how long it is believed that the file at a path is still this version; 0: asked anew at each open."""
+        staleness = self.decision(path, Access.OPEN, site, size).values.staleness
+        if staleness.kind is StalenessKind.PINNED:  # not in force yet: neither believed for ever nor asked each time
+            staleness = self._store.current.rules.defaults.staleness
+        return staleness.ttl_s
+
+    def listing_ttl_s(self, path: LakePath, site: SiteName) -> float:
+        """Return how long the names in directory `path` are believed."""
+        return self.decision(path, Access.LIST, site).values.listing_ttl
+
+    def deadline_s(self, path: LakePath, access: Access, site: SiteName, size: int | None = None) -> float:
+        """Return after how long a system call that waits for the site fails."""
+        return self.decision(path, access, site, size).values.deadline
+
+
+def unheeded(rules: RuleSet) -> list[tuple[Origin, str]]:
+    """Return what documents of the admin's own state to no effect so far: the rule, and a sentence."""
+    shipped = {document.name for document in rules.documents if document.shipped}
+    found: list[tuple[Origin, str]] = []
+    for rule, origin in zip(rules.rules, rules.origins, strict=True):
+        if origin.document in shipped:
+            continue
+        unknown = [name for name in Match.__struct_fields__ if name not in KNOWN and getattr(rule.match, name) is not None]
+        waiting = {name: what for name, value in settings_of(rule.set).items() if (what := comes_with(name, value))}
+        found += [(origin, f"never matches so far: {name} is not known yet") for name in unknown]
+        found += [(origin, f"{name} is not in force yet: it comes with {what}") for name, what in waiting.items()]
+    return found
