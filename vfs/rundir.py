@@ -66,6 +66,16 @@ class RunDir:
         """Return the directory of the status files that the mount shows below `.foremount`."""
         return os.path.join(self.path, "public")
 
+    @property
+    def policies(self) -> str:
+        """Return the file that holds the policy in force, for a process that is started while a document is broken."""
+        return os.path.join(self.path, "policies.json")
+
+    @property
+    def audit(self) -> str:
+        """Return the log of who put which policy in force."""
+        return os.path.join(self.path, "audit.log")
+
     def log(self, program: str) -> str:
         """Return the log of "keeper", "worker" or "agent"; whoever writes it rotates it."""
         return os.path.join(self.path, f"{program}.log")

@@ -157,10 +157,15 @@ Answer = Welcome | Found | Listed | Opened | Ready | Failed
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """A call with the number that its answer will carry; id 0 is not answered."""
+    """A call with the number that its answer will carry; id 0 is not answered.
+
+    Attributes:
+        deadline_s: after which nobody waits for the answer any more; 0: not answered anyway.
+    """
 
     id: int
     call: Call
+    deadline_s: float = 0.0
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True):

@@ -31,6 +31,7 @@ class World:
     catalog: CatalogWriter
     clock: FakeClock
     metadata: Metadata
+    version_ttls: dict[str, float]
     tasks: set[asyncio.Future[None]] = field(default_factory=set)
 
 
@@ -41,13 +42,22 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     site = FaultySite(inner)
     catalog = CatalogWriter(str(tmp_path / "catalog.lmdb"))
     tasks: set[asyncio.Future[None]] = set()
+    version_ttls: dict[str, float] = {}
 
     def spawn(work: Awaitable[None]) -> None:
         tasks.add(asyncio.ensure_future(work))
 
     mounts = MountTable([MountPoint(LakePath(""), SiteName("origin"), SitePath(""))])
-    metadata = Metadata(mounts, {site.name: site}, catalog, clock=clock, ttl_s=lambda path: TTL_S, spawn=spawn)
-    yield World(inner, site, catalog, clock, metadata, tasks)
+    metadata = Metadata(
+        mounts,
+        {site.name: site},
+        catalog,
+        clock=clock,
+        ttl_s=lambda path: TTL_S,
+        version_ttl_s=lambda path, size: version_ttls.get(path, TTL_S),
+        spawn=spawn,
+    )
+    yield World(inner, site, catalog, clock, metadata, version_ttls, tasks)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -266,7 +276,15 @@ async def test_deleted_name_is_absent_once_its_directory_is_listed_anew(world: W
 
 async def test_nothing_is_there_outside_of_all_mounts(tmp_path: Path) -> None:
     catalog = CatalogWriter(str(tmp_path / "c.lmdb"))
-    metadata = Metadata(MountTable([]), {}, catalog, clock=FakeClock(), ttl_s=lambda path: 1.0, spawn=asyncio.ensure_future)
+    metadata = Metadata(
+        MountTable([]),
+        {},
+        catalog,
+        clock=FakeClock(),
+        ttl_s=lambda path: 1.0,
+        version_ttl_s=lambda path, size: 1.0,
+        spawn=asyncio.ensure_future,
+    )
     with pytest.raises(NotFound):
         await metadata.stat(LakePath("x"))
     catalog.close()

@@ -5,25 +5,31 @@ GET  /v1/explain?path=P       where P comes from and why
 POST /v1/fetch  {"paths": []} make trees local; progress as JSON lines
 POST /v1/evict  {"paths": []} drop local copies
 POST /v1/verify {"paths": []} check local copies; progress as JSON lines
+GET  /v1/policies             documents in force; the version is the ETag
+POST /v1/policies/reload      read the documents now; with If-Match only where that version is in force
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from vfs.admin.policies import Policies
 from vfs.admin.status import Status
 from vfs.agent.local import LocalCopies, Progress
-from vfs.errors import Denied, ForemountError, NotFound, Unsupported, to_failure
+from vfs.errors import Denied, ForemountError, InvalidPolicy, NotFound, Stale, Unsupported, to_failure
 from vfs.model import LakePath
 
 _BODY_BYTES_MAX = 1 << 20
-_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400}
+_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidPolicy: 422}
+_PEER = struct.Struct("iII")  # struct ucred: pid, uid, gid
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -32,11 +38,11 @@ class _Paths(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @contextlib.asynccontextmanager
-async def serve_admin(socket_path: str, status: Status, copies: LocalCopies) -> AsyncIterator[None]:
+async def serve_admin(socket_path: str, status: Status, copies: LocalCopies, policies: Policies) -> AsyncIterator[None]:
     """Serve until the block ends."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(socket_path)
-    runner = web.AppRunner(make_app(status, copies), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(make_app(status, copies, policies), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.UnixSite(runner, socket_path).start()
@@ -46,7 +52,7 @@ async def serve_admin(socket_path: str, status: Status, copies: LocalCopies) -> 
         await runner.cleanup()
 
 
-def make_app(status: Status, copies: LocalCopies) -> web.Application:
+def make_app(status: Status, copies: LocalCopies, policies: Policies) -> web.Application:
     """Return the application; its routes are the module's table."""
 
     async def get_status(request: web.Request) -> web.StreamResponse:
@@ -64,6 +70,16 @@ def make_app(status: Status, copies: LocalCopies) -> web.Application:
     async def post_verify(request: web.Request) -> web.StreamResponse:
         return await _stream(request, copies.verify(await _paths(request)))
 
+    async def get_policies(request: web.Request) -> web.StreamResponse:
+        return _json(policies.facts(), etag=policies.version)
+
+    async def post_reload(request: web.Request) -> web.StreamResponse:
+        try:
+            reload = await policies.reload(_peer_uid(request), _if_match(request))
+        except Stale as exc:
+            return _json({"error": msgspec.structs.asdict(to_failure(exc))}, 412)
+        return _json(reload, etag=reload.after)
+
     app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors_as_json])
     app.add_routes(
         [
@@ -72,6 +88,8 @@ def make_app(status: Status, copies: LocalCopies) -> web.Application:
             web.post("/v1/fetch", post_fetch),
             web.post("/v1/evict", post_evict),
             web.post("/v1/verify", post_verify),
+            web.get("/v1/policies", get_policies),
+            web.post("/v1/policies/reload", post_reload),
         ]
     )
     return app
@@ -105,5 +123,20 @@ async def _stream(request: web.Request, records: AsyncIterator[Progress]) -> web
     return response
 
 
-def _json(value: Any, code: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=code, content_type="application/json")
+def _peer_uid(request: web.Request) -> int:
+    """Return the user id at the other end of the Unix socket, as the kernel knows it."""
+    assert request.transport is not None
+    peer = request.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    uid: int = _PEER.unpack(peer)[1]
+    return uid
+
+
+def _if_match(request: web.Request) -> str | None:
+    """Return the version that the caller has seen, None where any will do."""
+    stated = request.headers.get("If-Match", "*").strip()
+    return None if stated == "*" else stated.strip('"')
+
+
+def _json(value: Any, code: int = 200, etag: str = "") -> web.Response:
+    headers = {"ETag": f'"{etag}"'} if etag else None
+    return web.Response(body=msgspec.json.encode(value), status=code, content_type="application/json", headers=headers)

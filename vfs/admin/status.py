@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import msgspec
 
 from vfs import __version__
+from vfs.admin.policies import Policies, decision_facts
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
+from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
 from vfs.config import Config
 from vfs.errors import ForemountError, NotFound, Unavailable
@@ -20,6 +23,7 @@ from vfs.extents.counters import FetchCounters
 from vfs.extents.store import Store
 from vfs.model import LakePath, SiteName, object_key
 from vfs.namespace.mounts import MountPoint, MountTable
+from vfs.policy.facts import Access
 from vfs.units import encode_unit
 
 _STATUS_EVERY_S = 1.0
@@ -37,6 +41,8 @@ class Status:
         objects: Objects,
         worker: WorkerServer,
         fetches: FetchCounters,
+        policies: Policies,
+        rules: PathRules,
     ) -> None:
         self._config = config
         self._mounts = mounts
@@ -45,6 +51,8 @@ class Status:
         self._objects = objects
         self._worker = worker
         self._fetches = fetches
+        self._policies = policies
+        self._rules = rules
 
     def facts(self) -> dict[str, Any]:
         """Return everything that `status` prints. No secrets: site configurations are not in it."""
@@ -62,6 +70,7 @@ class Status:
             "open_objects": self._objects.open_count(),
             "fetches": asdict(self._fetches),
             "sites": self._metadata.site_facts(),
+            "policies": self._policies.summary(),
         }
 
     def _mount_facts(self, point: MountPoint) -> dict[str, Any]:
@@ -96,12 +105,22 @@ class Status:
             host_path = os.path.join(point.local_root, point.below(path))
             if not os.path.lexists(host_path):
                 raise NotFound(path)
-            return facts | {"served_from": "local site", "host_path": host_path, "mode": self._passthrough_or_cache()}
+            facts |= {"served_from": "local site", "host_path": host_path, "mode": self._passthrough_or_cache()}
+            found = os.lstat(host_path)
+            return facts | self._policy_facts(path, None if stat.S_ISDIR(found.st_mode) else found.st_size)
         entry = await self._metadata.stat(path)
         if entry is None:
             raise NotFound(path)
         facts |= {"kind": entry.kind, "version": msgspec.structs.asdict(entry.version)}
-        return facts | (self._object_facts(point, path, entry.version) if entry.kind == "file" else {})
+        if entry.kind == "file":
+            facts |= self._object_facts(point, path, entry.version)
+        return facts | self._policy_facts(path, entry.version.size if entry.kind == "file" else None)
+
+    def _policy_facts(self, path: LakePath, size: int | None) -> dict[str, Any]:
+        """Return what holds for opening or listing the path."""
+        access = Access.LIST if size is None else Access.OPEN
+        values = decision_facts(self._rules.decision(path, access, size))
+        return {"policies": self._policies.summary(), "values": values}
 
     def _object_facts(self, point: MountPoint, path: LakePath, version: Any) -> dict[str, Any]:
         key = object_key(SiteName(point.site), point.site_path(path), version)

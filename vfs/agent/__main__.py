@@ -18,12 +18,14 @@ from typing import Any
 
 from vfs import config
 from vfs.admin.api import serve_admin
+from vfs.admin.policies import AuditLog, Policies
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.lessons import Lessons
 from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
 from vfs.agent.prefetch import Prefetcher
+from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError
@@ -38,6 +40,8 @@ from vfs.logs import log_to
 from vfs.model import SiteName
 from vfs.namespace.catalog import CatalogWriter
 from vfs.namespace.mounts import build_mount_table
+from vfs.policy.inforce import InForce, open_store
+from vfs.policy.store import PolicyStore
 from vfs.rundir import RunDir
 from vfs.sites.build import build_site
 
@@ -60,7 +64,8 @@ def main() -> int:
     log_to(rundir.log("agent"), os.environ.get("FOREMOUNT_LOG", "INFO"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
-        asyncio.run(_serve(config.load(args.config), rundir, status))
+        loaded = config.load(args.config)
+        asyncio.run(_serve(loaded, open_store(loaded, args.config, last_good=rundir.policies), rundir, status))
     except ForemountError as exc:
         log.error("agent ends: %s", exc)  # noqa: TRY400  # an expected failure: its sentence says it all
         status.failed(str(exc))
@@ -72,7 +77,7 @@ def main() -> int:
     return 0
 
 
-async def _serve(loaded: config.Config, rundir: RunDir, status: StatusPipe) -> None:
+async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, status: StatusPipe) -> None:
     """Build the rooms, say ready, and wait for SIGTERM. Teardown is the reverse of construction."""
     clock = SystemClock()
     mounts = build_mount_table(loaded)
@@ -91,8 +96,15 @@ async def _serve(loaded: config.Config, rundir: RunDir, status: StatusPipe) -> N
         catalog = CatalogWriter(os.path.join(store.root, "catalog.lmdb"))
         stack.callback(catalog.close)
         tasks = await stack.enter_async_context(_Tasks())
+        policies, rules = Policies(documents, AuditLog(rundir.audit), clock), PathRules(InForce(documents), mounts)
         metadata = Metadata(
-            mounts, sites, catalog, clock=clock, ttl_s=lambda path: loaded.limits.listing_ttl, spawn=tasks.spawn
+            mounts,
+            sites,
+            catalog,
+            clock=clock,
+            ttl_s=rules.listing_ttl_s,
+            version_ttl_s=rules.version_ttl_s,
+            spawn=tasks.spawn,
         )
         memory = Budget(loaded.limits.memory)
         fetcher = await stack.enter_async_context(
@@ -100,15 +112,14 @@ async def _serve(loaded: config.Config, rundir: RunDir, status: StatusPipe) -> N
         )
         prefetcher = Prefetcher(fetcher, Lessons(catalog), read_ahead=loaded.limits.read_ahead, spawn=tasks.spawn)
         objects = Objects(mounts, fetcher, prefetcher)
-        server = WorkerServer(
-            metadata, objects, deadline_s=loaded.limits.origin_deadline, on_reads=prefetcher.reads
-        )
+        server = WorkerServer(metadata, objects, on_reads=prefetcher.reads)
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
-        facts = Status(loaded, mounts, stores, metadata, objects, server, fetcher.counters)
+        facts = Status(loaded, mounts, stores, metadata, objects, server, fetcher.counters, policies, rules)
         copies = LocalCopies(mounts, metadata, catalog, objects, store)
-        await stack.enter_async_context(serve_admin(rundir.admin_socket, facts, copies))
+        await stack.enter_async_context(serve_admin(rundir.admin_socket, facts, copies, policies))
         tasks.spawn(StatusFiles(rundir.public, facts).keep())
+        tasks.spawn(policies.follow())
         tasks.spawn(_beat(status))
         status.ready()
         log.info("serving %s mounts over %s sites", len(mounts.points), len(sites))

@@ -54,6 +54,10 @@ class _Run:
 class Metadata:
     """Answers stats and listings.
 
+    Args:
+        ttl_s: how long the names in a directory are believed.
+        version_ttl_s: how long a file of this path and size is believed to be still the same version.
+
     Invariant: a directory has at most one run; a run that failed or finished is not in `_runs`.
     """
 
@@ -65,6 +69,7 @@ class Metadata:
         *,
         clock: Clock,
         ttl_s: Callable[[LakePath], float],
+        version_ttl_s: Callable[[LakePath, int], float],
         spawn: Callable[[Awaitable[None]], None],
     ) -> None:
         self._mounts = mounts
@@ -72,6 +77,7 @@ class Metadata:
         self._catalog = catalog
         self._clock = clock
         self._ttl_s = ttl_s
+        self._version_ttl_s = version_ttl_s
         self._spawn = spawn
         self._runs: dict[LakePath, _Run] = {}
         self._lookups: OrderedDict[LakePath, int] = OrderedDict()
@@ -86,8 +92,11 @@ class Metadata:
         """
         parent = LakePath(split(path)[0])
         point = self._point(path)
-        if point.prefix != path and self._should_list(parent):
-            found, entry = await self._stat_by_listing(parent, path)
+        believed_s = self._believed_s(parent, path)
+        if not believed_s:
+            return await self._stat(point, path, must=True)  # not shared: one that was asked before us may say less
+        if point.prefix != path and self._should_list(parent, believed_s):
+            found, entry = await self._stat_by_listing(parent, path, believed_s)
             if found:
                 return entry
         under_way = self._stats.get(path)
@@ -96,9 +105,19 @@ class Metadata:
             under_way.add_done_callback(lambda _: self._stats.pop(path, None))
         return await asyncio.shield(under_way)
 
-    async def list(self, path: LakePath, generation: int, after: int) -> wire.Listed:
+    def _believed_s(self, parent: LakePath, path: LakePath) -> float:
+        """Return how old a listing may be to answer for `path`: as old as listings may be, and as the file's version."""
+        known = self._catalog.known(path)
+        if known is None or known.entry is None or known.entry.kind is Kind.DIRECTORY:
+            return self._ttl_s(parent)
+        version_s = self._version_ttl_s(path, known.entry.version.size)
+        return version_s and min(version_s, self._ttl_s(parent))
+
+    async def list(self, path: LakePath, generation: int, after: int, believed_s: float | None = None) -> wire.Listed:
         """Return how far the directory is listed, once there is more than `after`, or no more to come.
 
+        Args:
+            believed_s: how old a listing may be; None: as the policy says.
         Raises:
             NotFound, NotADirectory, Denied, Unavailable: from the origin, before the first page.
         """
@@ -108,7 +127,7 @@ class Metadata:
             if (
                 current is not None
                 and current.complete
-                and (generation == current.generation or self._is_fresh(path, current))
+                and (generation == current.generation or self._is_fresh(path, current, believed_s))
             ):
                 return wire.Listed(current.generation, current.count, complete=True)
             if current is not None and (current.complete or current.previous):
@@ -153,10 +172,10 @@ class Metadata:
             del self._runs[path]
             run.advance()
 
-    def _should_list(self, parent: LakePath) -> bool:
+    def _should_list(self, parent: LakePath, believed_s: float) -> bool:
         """Count a lookup in `parent`; return whether its listing is to answer: it is there, or it is time to have one."""
         listing = self._catalog.listing(parent)
-        if parent in self._runs or (listing is not None and listing.complete and self._is_fresh(parent, listing)):
+        if parent in self._runs or (listing is not None and listing.complete and self._is_fresh(parent, listing, believed_s)):
             return True
         count = self._lookups.get(parent, 0) + 1
         self._lookups[parent] = count
@@ -165,10 +184,10 @@ class Metadata:
             self._lookups.popitem(last=False)
         return count >= LOOKUPS_BEFORE_LISTING
 
-    async def _stat_by_listing(self, parent: LakePath, path: LakePath) -> tuple[bool, Entry | None]:
+    async def _stat_by_listing(self, parent: LakePath, path: LakePath, believed_s: float) -> tuple[bool, Entry | None]:
         """Return (True, entry) if a listing of the directory settles it, else (False, None)."""
         try:
-            listed = await self.list(parent, 0, 0)
+            listed = await self.list(parent, 0, 0, believed_s)
             while not listed.complete and listed.count < _ENTRIES_FOR_LOOKUP:
                 if (known := self._seen_since(path, listed.generation)) is not None:
                     return True, known.entry
@@ -186,8 +205,13 @@ class Metadata:
             return None
         return known if known.generation == generation or known.seen_ns >= listing.begun_ns else None
 
-    async def _stat(self, point: MountPoint, path: LakePath) -> Entry | None:
-        if self._catalog.known(path) is not None:
+    async def _stat(self, point: MountPoint, path: LakePath, *, must: bool = False) -> Entry | None:
+        """Ask the origin.
+
+        Args:
+            must: what it said before is no answer, so it is asked however it did a moment ago.
+        """
+        if not must and self._catalog.known(path) is not None:
             self._refuse_while_resting(point.site, path)
         try:
             entry: Entry | None = await self._site(point).stat(point.site_path(path))
@@ -214,8 +238,9 @@ class Metadata:
         now = self._clock.monotonic_s()
         return {site: {"answers": now >= self._resting_until_s.get(site, 0.0)} for site in self._sites}
 
-    def _is_fresh(self, path: LakePath, listing: Listing) -> bool:
-        return self._clock.wall_ns() - listing.begun_ns < self._ttl_s(path) * 1e9
+    def _is_fresh(self, path: LakePath, listing: Listing, believed_s: float | None = None) -> bool:
+        believed_s = self._ttl_s(path) if believed_s is None else believed_s
+        return self._clock.wall_ns() - listing.begun_ns < believed_s * 1e9
 
     def _point(self, path: LakePath) -> MountPoint:
         point = self._mounts.find(path)

@@ -19,7 +19,7 @@ _READ_BYTES = 256 << 10
 
 
 class WorkerServer:
-    """Serves fs workers on a Unix socket.
+    """Serves fs workers on a Unix socket. A request ends at the deadline that it carries.
 
     Attributes:
         hello: what the worker that is connected said of itself, None while there is none.
@@ -31,13 +31,11 @@ class WorkerServer:
         metadata: Metadata,
         objects: Objects,
         *,
-        deadline_s: float,
         on_reads: Callable[[ObjectKey, list[tuple[int, int]]], None],
     ) -> None:
         self._metadata = metadata
         self._objects = objects
         self._on_reads = on_reads
-        self._deadline_s = deadline_s
         self.hello: wire.Hello | None = None
         self._greeted: asyncio.StreamWriter | None = None
         self.counters: dict[str, float] = {}
@@ -86,7 +84,7 @@ class WorkerServer:
 
     async def _answer(self, request: wire.Request, writer: asyncio.StreamWriter, held: set[ObjectKey]) -> None:
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(request.deadline_s or None):
                 answer = await self._carry_out(request.call, held)
         except ForemountError as exc:
             answer = wire.Failed(to_failure(exc))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -51,9 +51,9 @@ class AdminClient:
         target = f"{resource}?{urlencode(query)}" if query else resource
         return self._document("GET", target, None)
 
-    def post(self, resource: str, body: Any) -> Any:
+    def post(self, resource: str, body: Any, headers: Mapping[str, str] | None = None) -> Any:
         """Return the JSON document that answers the request. Raises as `get`."""
-        return self._document("POST", resource, body)
+        return self._document("POST", resource, body, headers)
 
     def stream(self, resource: str, body: Any) -> Iterator[dict[str, Any]]:
         """Yield the lines of an NDJSON answer as they come. Raises as `get`, also between lines.
@@ -75,18 +75,21 @@ class AdminClient:
         finally:
             connection.close()
 
-    def _document(self, method: str, target: str, body: Any) -> Any:
+    def _document(self, method: str, target: str, body: Any, headers: Mapping[str, str] | None = None) -> Any:
         connection = _UnixConnection(self._path, self._timeout_s)
         try:
-            return _decode(self._ask(connection, method, target, body).read())
+            return _decode(self._ask(connection, method, target, body, headers).read())
         except (OSError, http.client.HTTPException) as exc:
             raise _translate(exc, self._timeout_s) from exc
         finally:
             connection.close()
 
-    def _ask(self, connection: _UnixConnection, method: str, target: str, body: Any) -> http.client.HTTPResponse:
+    def _ask(
+        self, connection: _UnixConnection, method: str, target: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPResponse:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, target, payload, {"Content-Type": "application/json"} if payload else {})
+        stated = {"Content-Type": "application/json"} if payload else {}
+        connection.request(method, target, payload, {**stated, **(headers or {})})
         response = connection.getresponse()
         if response.status >= 400:
             raise _refusal(response.status, response.read())

@@ -30,6 +30,7 @@ from vfs.errors import (
 )
 from vfs.keeper import mounting, procfs
 from vfs.keeper.service import Options, child_environ
+from vfs.policy.inforce import open_store
 from vfs.rundir import RunDir
 
 ANSWER_S = 10.0
@@ -58,6 +59,7 @@ def mount(
     config_path = os.path.abspath(config)
     directory = rundir.run_dir(settled)
     check_places(loaded, config_path, settled, directory)
+    open_store(loaded, config_path)
     _check_host(settled)
     why_no_passthrough = "switched off by --no-passthrough" if no_passthrough else _why_no_shim()
     options = Options(
@@ -89,6 +91,8 @@ def check_places(loaded: Config, config_path: str, mountpoint: str, directory: R
     """
     places = [(f"{config_path}: cache.directory", loaded.cache.directory), ("the run directory", directory.path)]
     places.append(("the configuration file", config_path))
+    base = os.path.dirname(config_path)
+    places += [(f"{config_path}: policies", os.path.join(base, source)) for source in loaded.policies]
     local = [
         (f"{config_path}: sites.{name}.path", site) for name, site in loaded.sites.items() if isinstance(site, LocalSite)
     ]

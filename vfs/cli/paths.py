@@ -34,7 +34,8 @@ def explain(path: str, mountpoint: str | None, as_json: bool) -> None:
     if as_json:
         output.print_json(facts)
     else:
-        click.echo("\n".join([f"/{lake_path}", *_tree(facts, 1)]))
+        values = facts.pop("values", {})
+        click.echo("\n".join([f"/{lake_path}", *_tree(facts, 1), *_policy_lines(values)]))
 
 
 @click.command()
@@ -135,6 +136,16 @@ def _conclude(last: dict[str, Any], final: dict[str, Any], failed: list[dict[str
 def _amount(record: dict[str, Any]) -> str:
     files, size = record.get("files_done", 0), format_size(record.get("bytes_done", 0))
     return f"{files} of {record.get('files_total', '?')} files, {size} of {format_size(record.get('bytes_total') or 0)}"
+
+
+def _policy_lines(values: dict[str, Any]) -> list[str]:
+    """Return each policy value, and the rule that gave it, as lines. Pure."""
+    rows = []
+    for name, fact in values.items():
+        line = f", line {fact['line']}" if fact.get("line") else ""
+        waits = f" (not in force yet: comes with {fact['comes_with']})" if fact.get("comes_with") else ""
+        rows.append((name, str(fact.get("value")), f"{fact.get('from')}{line}{waits}"))
+    return ["  values:", *output.columns(rows, "    ")] if rows else []
 
 
 def _tree(value: Any, depth: int) -> list[str]:

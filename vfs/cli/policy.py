@@ -1,4 +1,4 @@
-"""`foremount policy`: check, show, compare and explain policy documents. Works on the files; no daemon is asked."""
+"""`foremount policy`: check, show, compare and explain policy documents, from the files; reload, by the agent of a mount."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ import click
 import msgspec
 
 from vfs import config
-from vfs.cli import output
+from vfs.cli import locate, output
+from vfs.cli.client import AdminClient
 from vfs.errors import InvalidPolicy
 from vfs.policy.cases import Result, check_file
-from vfs.policy.diff import condition_text, diff
+from vfs.policy.diff import Change, condition_text, diff
 from vfs.policy.engine import Decision, Origin, Rule, RuleSet, decide, explain
 from vfs.policy.facts import Access, Facts, Match
+from vfs.policy.inforce import defaults_of, unheeded
 from vfs.policy.loader import ALWAYS, Text, compile_rules, load, parse, read, shipped_directory, shipped_names
-from vfs.policy.values import VALUES, settings_of, value_text
+from vfs.policy.values import DEFAULTS, VALUES, comes_with, settings_of, value_text
 from vfs.units import parse_size
 
+RELOAD_S = 30.0
+"""1,000 rules take 0.2 s; documents may lie on a slow disk."""
 _policies = click.option(
     "--policy", "sources", multiple=True, metavar="SOURCE", help="Shipped document, file or directory; may be repeated."
 )
@@ -50,7 +54,7 @@ def check(paths: tuple[str, ...], config_path: str | None, as_json: bool) -> Non
     documents = [path for path in sources if path not in tables]
     if not sources and config_path is None:
         documents = [f"shipped:{name}" for name in shipped_names()]
-    errors, read_count = _check_documents(documents, base, sites)
+    errors, notes, read_count = _check_documents(documents, base, sites)
     results: list[Result] = []
     for table in [*(os.path.join(base, table) for table in tables), *_tables_of(documents, base)]:
         try:
@@ -59,10 +63,12 @@ def check(paths: tuple[str, ...], config_path: str | None, as_json: bool) -> Non
             errors.append(exc)
     wrong = [result for result in results if result.wrong]
     if as_json:
-        _print_check_json(errors, results, read_count)
+        _print_check_json(errors, notes, results, read_count)
     else:
         for error in errors:
             click.echo(f"error  {error}", err=True)
+        for note in notes:
+            click.echo(f"note   {note}")
         for result in wrong:
             click.echo(f"wrong  {result.file}: {result.case}: {'; '.join(result.wrong)}")
         click.echo(f"{read_count} documents, {len(results)} cases: {len(errors)} errors, {len(wrong)} wrong decisions")
@@ -136,12 +142,32 @@ def explain_(
         return
     width = max(map(len, VALUES))
     for name, origin in decision.origins.items():
-        line = f", line {origin.line}" if origin.line else ""
-        click.echo(f"{name:<{width}}  {value_text(getattr(decision.values, name)):<22}  {origin}{line}")
+        value = getattr(decision.values, name)
+        click.echo(f"{name:<{width}}  {value_text(value):<22}  {_origin_text(origin, comes_with(name, value))}")
     if with_rules:
         click.echo("")
         for verdict in explain(rules, facts):
             click.echo(f"{verdict.origin}: {_verdict_text(verdict.mismatch, verdict.wins)}")
+
+
+@policy.command()
+@click.option("--mountpoint", help="Which mount; without it the one that is running.")
+@click.option("--if-match", "expected", metavar="VERSION", help="Only if this version is in force still.")
+@output.json_option
+def reload(mountpoint: str | None, expected: str | None, as_json: bool) -> None:
+    """Have a mount read its policy documents now, and say what changed.
+
+    If they can't be used, the set before stays in force and the exit status is 1.
+    """
+    located, _ = locate.lake_paths((".",), mountpoint)
+    agent = AdminClient(located.run_dir.admin_socket, RELOAD_S)
+    done = agent.post("/v1/policies/reload", {}, {"If-Match": f'"{expected}"'} if expected else {})
+    if as_json:
+        output.print_json(done)
+        return
+    for change in done.get("changes", []):
+        click.echo(str(msgspec.convert(change, Change)))
+    click.echo(f"version {done.get('after')} is in force" + (", as before" * (done.get("before") == done.get("after"))))
 
 
 def _from_config(sources: tuple[str, ...], config_path: str | None) -> tuple[list[str], str, list[str] | None]:
@@ -156,7 +182,8 @@ def _from_config(sources: tuple[str, ...], config_path: str | None) -> tuple[lis
 
 def _load(sources: tuple[str, ...], config_path: str | None) -> RuleSet:
     names, base, sites = _from_config(sources, config_path)
-    return load(names, base=base, sites=sites)
+    defaults = DEFAULTS if config_path is None else defaults_of(config.load(config_path).limits)
+    return load(names, base=base, sites=sites, defaults=defaults)
 
 
 def _named_alike(before: RuleSet, after: RuleSet) -> tuple[RuleSet, RuleSet]:
@@ -173,9 +200,12 @@ def _is_table(path: str) -> bool:
     return path.endswith(".toml") and os.path.basename(os.path.dirname(os.path.abspath(path))) == "cases"
 
 
-def _check_documents(documents: Iterable[str], base: str, sites: list[str] | None) -> tuple[list[InvalidPolicy], int]:
-    """Return every document's first error, or what is wrong with them together, and how many were read."""
+def _check_documents(
+    documents: Iterable[str], base: str, sites: list[str] | None
+) -> tuple[list[InvalidPolicy], list[str], int]:
+    """Return every document's first error or what is wrong with them together, what has no effect yet, and their number."""
     errors: list[InvalidPolicy] = []
+    notes: list[str] = []
     texts: dict[str, Text] = {}
     for source in [f"shipped:{ALWAYS}", *documents]:
         try:
@@ -189,10 +219,11 @@ def _check_documents(documents: Iterable[str], base: str, sites: list[str] | Non
             errors.append(exc)
     if not errors:
         try:
-            compile_rules(list(texts.values()), sites)
+            found = unheeded(compile_rules(list(texts.values()), sites))
+            notes = [f"{_origin_text(origin)}: {sentence}" for origin, sentence in found]
         except InvalidPolicy as exc:
             errors.append(exc)
-    return errors, len(texts)
+    return errors, notes, len(texts)
 
 
 def _tables_of(documents: list[str], base: str) -> list[str]:
@@ -219,6 +250,11 @@ def _facts(path: str, *, size: str | None, file_format: str | None, access: str 
 
 def _numbered(rules: RuleSet) -> Iterable[tuple[Rule, Origin]]:
     return zip(rules.rules, rules.origins, strict=True)
+
+
+def _origin_text(origin: Origin, waits_for: str = "") -> str:
+    line = f", line {origin.line}" if origin.line else ""
+    return f"{origin}{line}" + (f" (not in force yet: comes with {waits_for})" if waits_for else "")
 
 
 def _match_text(match: Match) -> str:
@@ -257,7 +293,11 @@ def _rule_fact(rule: Rule, origin: Origin) -> dict[str, Any]:
 
 def _decision_fact(rules: RuleSet, facts: Facts, decision: Decision) -> dict[str, Any]:
     values = {
-        name: {"value": _plain(getattr(decision.values, name)), "from": _origin_fact(origin)}
+        name: {
+            "value": _plain(value := getattr(decision.values, name)),
+            "from": _origin_fact(origin),
+            "comes_with": comes_with(name, value),
+        }
         for name, origin in decision.origins.items()
     }
     verdicts = [
@@ -267,11 +307,12 @@ def _decision_fact(rules: RuleSet, facts: Facts, decision: Decision) -> dict[str
     return {"path": facts.path, "values": values, "rules": verdicts}
 
 
-def _print_check_json(errors: list[InvalidPolicy], results: list[Result], documents: int) -> None:
+def _print_check_json(errors: list[InvalidPolicy], notes: list[str], results: list[Result], documents: int) -> None:
     output.print_json(
         {
             "documents": documents,
             "errors": [output.failure_fields(error) for error in errors],
+            "notes": notes,
             "cases": results,
         }
     )

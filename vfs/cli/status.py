@@ -169,6 +169,11 @@ def troubles_of_agent(says: dict[str, Any]) -> list[Trouble]:
         for name, store in says.get("stores", {}).items()
         if store.get("trouble")
     ]
+    if error := says.get("policies", {}).get("error"):
+        what = f"the policy documents can't be used, version {says['policies'].get('version')} stays in force: "
+        what += f"{error.get('subject')}: {error.get('reason')}"
+        advice = error.get("hint") or "mend the document"
+        troubles.append(Trouble(what, f"{advice}; it is read again once it has changed"))
     if says.get("worker", {}).get("connected") is False:
         troubles.append(Trouble("the worker has no line to the agent: remote files wait", "if this stays, see worker.log"))
     return troubles
@@ -268,6 +273,9 @@ def _agent_rows(says: dict[str, Any]) -> list[tuple[str, str]]:
     if fetches.get("fetches"):
         counts = ", ".join(f"{fetches[key]} {key}" for key in ("retries", "failovers", "failures") if fetches.get(key))
         rows.append(("fetched", f"{format_size(fetches.get('fetched_bytes', 0))}{', ' * bool(counts)}{counts}"))
+    if policies := says.get("policies"):
+        documents = ", ".join(policies.get("documents", []))
+        rows.append(("policies", f"version {policies.get('version')}: {documents}"))
     return rows + [("site", f"{name}: {_site_words(facts)}") for name, facts in says.get("sites", {}).items()]
 
 

@@ -63,15 +63,18 @@ class AgentClient:
     async def call(self, call: wire.Call, expected: type[AnswerT], subject: str, deadline_s: float | None = None) -> AnswerT:
         """Send a call and return its answer.
 
+        Args:
+            deadline_s: None: the client's own.
         Raises:
             DeadlineExceeded: no agent or no answer in time.
             ForemountError: what the agent answered instead.
         """
-        waiting = _Waiting(wire.Request(self._next_id, call))
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
+        waiting = _Waiting(wire.Request(self._next_id, call, deadline_s))
         self._next_id += 1
         self._waiting[waiting.request.id] = waiting
         try:
-            with trio.fail_after(self._deadline_s if deadline_s is None else deadline_s):
+            with trio.fail_after(deadline_s):
                 self._post(waiting.request)
                 await waiting.done.wait()
         except trio.TooSlowError as exc:

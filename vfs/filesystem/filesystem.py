@@ -127,20 +127,24 @@ class FileSystem:
         tree = self._tree(path)
         if tree is None:
             raise NotFound(path, "nothing is mounted there")
-        return await tree.lookup(path), tree.ttl_s
+        node = await tree.lookup(path)
+        return node, node.ttl_s
 
     async def _mount_node(self, path: LakePath) -> tuple[Node, float]:
         """Return the attributes of a directory of the mount table: the origin's own where there is one on this host."""
         tree = self._tree(path)
         if isinstance(tree, LocalTree) and path not in {point.prefix for point in self.mounts.points if not point.local_root}:
             try:
-                return await tree.lookup(path), tree.ttl_s
+                node = await tree.lookup(path)
+                return node, node.ttl_s
             except NotFound:
                 pass
         return self._table_node(), _TABLE_TTL_S
 
     def _table_node(self) -> Node:
-        return Node(Kind.DIRECTORY, "table", Version(0, self.started_ns), DIRECTORY_MODE, *self.owner, nlink=2)
+        return Node(
+            Kind.DIRECTORY, "table", Version(0, self.started_ns), DIRECTORY_MODE, *self.owner, nlink=2, ttl_s=_TABLE_TTL_S
+        )
 
     def _tree(self, path: LakePath) -> Tree | None:
         point = self.mounts.find(path)
@@ -186,11 +190,9 @@ class FileSystem:
 
     def remember_children(self, parent: Ino, children: Iterable[Child]) -> Iterator[tuple[Child, Attributes]]:
         """Yield listed entries, counting one reference of the kernel to each that is taken. Inside `inodes.batch()`."""
-        tree = self._tree(self.inodes.path(parent))
-        ttl_s = tree.ttl_s if tree is not None else _TABLE_TTL_S
         for child in children:
             inode = self.inodes.remember(_row(parent, child.name, child.node), lookups=1)
-            yield child, Attributes(inode.ino, child.node, ttl_s)
+            yield child, Attributes(inode.ino, child.node, child.node.ttl_s)
 
     def _close_directory(self, ino: Ino) -> None:
         directory = self.directories.pop(ino, None)

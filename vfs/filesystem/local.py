@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import stat
 import struct
@@ -18,12 +19,14 @@ import struct
 from vfs.errors import ReadOnly, Stale, Unavailable
 from vfs.filesystem.scratch import scratch
 from vfs.filesystem.tree import Buffer, Child, Node
-from vfs.model import Kind, LakePath, Version
-from vfs.namespace.mounts import MountPoint
+from vfs.model import Kind, LakePath, Version, join, split
+from vfs.namespace.mounts import STATUS_PREFIX, MountPoint
 from vfs.oserrors import Translated
+from vfs.policy.inforce import KERNEL_TTL_S_MAX, InForce
 
 TTL_S = 1.0
-"""How long the kernel believes names and attributes of a local directory: what `ls` twice in a second costs nothing."""
+"""How long the kernel believes names and attributes of a local directory at most: what `ls` twice in a second costs nothing.
+Asking costs no more than the question, so a rule that allows more buys nothing, but for what never changes."""
 _NOT_FOR_WRITING = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY))
 """What the system says of a file that may well be read: by its mode, its disk, or because it is a program that runs."""
 _LISTING_BYTES = 64 << 10
@@ -36,14 +39,13 @@ class LocalTree:
     """The directory `point.local_root`.
 
     Attributes:
-        ttl_s, writable: see `Tree`.
+        writable: see `Tree`.
     """
 
-    ttl_s = TTL_S
-
-    def __init__(self, point: MountPoint) -> None:
+    def __init__(self, point: MountPoint, policy: InForce) -> None:
         assert point.local_root is not None
         self._point = point
+        self._policy = policy
         self._root = os.fsencode(point.local_root)
         self.writable = point.writable
 
@@ -60,20 +62,34 @@ class LocalTree:
         with Translated(subject):
             found = os.lstat(host_path)
             target = os.readlink(host_path) if stat.S_ISLNK(found.st_mode) else b""
-        return self._node(found, os.fsdecode(target))
+        return self.node_at(subject, found, os.fsdecode(target))
 
     def node_of_open(self, fd: int) -> Node:
         """Return the attributes of an open file, which may have lost its name."""
         return self._node(os.fstat(fd))
 
-    def _node(self, found: os.stat_result, target: str = "") -> Node:
+    def node_at(self, path: str, found: os.stat_result, target: str) -> Node:
+        """Return the attributes of the object at `path`, to be believed as the policy says."""
+        return self._node(found, target, self._ttl_s(LakePath(path), found))
+
+    def _ttl_s(self, path: LakePath, found: os.stat_result) -> float:
+        if self._point.prefix == STATUS_PREFIX:
+            return TTL_S  # no document speaks of the status files
+        if stat.S_ISDIR(found.st_mode):
+            return min(TTL_S, self._policy.listing_ttl_s(LakePath(split(path)[0]), self._point.site))
+        believed_s = self._policy.version_ttl_s(path, self._point.site, found.st_size)
+        if math.isinf(believed_s) and not self.writable:
+            return KERNEL_TTL_S_MAX
+        return min(TTL_S, believed_s)
+
+    def _node(self, found: os.stat_result, target: str = "", ttl_s: float = 0.0) -> Node:
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.FILE)
         identity = f"{found.st_dev}:{found.st_ino}"
         if kind is Kind.FILE and not self.writable:
             identity += f":{found.st_size}:{found.st_mtime_ns}"
         version = Version(found.st_size, found.st_mtime_ns)
         return Node(
-            kind, identity, version, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, target, found.st_blocks
+            kind, identity, version, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, target, found.st_blocks, ttl_s
         )
 
     async def open_directory(self, path: LakePath) -> LocalDirectory:
@@ -279,7 +295,8 @@ class LocalDirectory:
             target = os.readlink(name, dir_fd=self._fd) if stat.S_ISLNK(found.st_mode) else b""
         except OSError:  # removed since it was listed
             return None
-        return Child(name, self._tree._node(found, os.fsdecode(target)), position)
+        path = join(self._subject, os.fsdecode(name))
+        return Child(name, self._tree.node_at(path, found, os.fsdecode(target)), position)
 
     def close(self) -> None:
         os.close(self._fd)

@@ -6,6 +6,7 @@ socket: the agent puts them into the cache, the worker reads and checks them the
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections import OrderedDict
@@ -21,9 +22,11 @@ from vfs.filesystem.local import LocalSource
 from vfs.filesystem.reads import ReadReports
 from vfs.filesystem.scratch import scratch
 from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node, Source
-from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, object_key, split
+from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, join, object_key, split
 from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
 from vfs.namespace.mounts import MountPoint
+from vfs.policy.facts import Access
+from vfs.policy.inforce import KERNEL_TTL_S_MAX, InForce
 
 log = logging.getLogger(__name__)
 _PAGE_ENTRIES = 512
@@ -52,7 +55,7 @@ class RemoteTree:
         objects: OpenObjects,
         reports: ReadReports,
         clock: Clock,
-        ttl_s: float,
+        policy: InForce,
         owner: tuple[int, int],
     ) -> None:
         self._point = point
@@ -62,7 +65,7 @@ class RemoteTree:
         self._objects = objects
         self._reports = reports
         self._clock = clock
-        self.ttl_s = ttl_s
+        self._policy = policy
         self._owner = owner
 
     async def lookup(self, path: LakePath) -> Node:
@@ -70,57 +73,87 @@ class RemoteTree:
         if not can_posix_carry(split(path)[1]) and path:
             raise NotFound(path, "no origin can hold a name that is not UTF-8")
         known = self._catalog.known(path)
-        if known is not None and self._is_fresh(path, known):
-            return self._node_or_not_found(path, known.entry)
+        if known is not None and (node := self._fresh(path, known)) is not None:
+            return node
         if known is None and self._is_listed_without(path):
             raise NotFound(path)
         try:
-            found = await self._agent.call(wire.Stat(path), wire.Found, path)
+            found = await self._agent.call(wire.Stat(path), wire.Found, path, self._deadline_s(path, Access.OPEN))
         except (Unavailable, DeadlineExceeded):
-            if known is None or known.entry is None:
+            if known is None or known.entry is None or not self._believed_s(path, known.entry):
                 raise
             log.debug("%s: origin away, serving what it said before", path)
-            return self._node(known.entry)
-        return self._node_or_not_found(path, found.entry)
+            return self._node(path, known.entry)
+        if found.entry is None:
+            raise NotFound(path)
+        seen = self._catalog.known(path)
+        return self._node(path, found.entry, self._clock.wall_ns() if seen is None else seen.seen_ns)
 
-    def _is_fresh(self, path: LakePath, known: Known) -> bool:
+    def _fresh(self, path: LakePath, known: Known) -> Node | None:
+        """Return what is known where that may be believed still, None where the origin is to be asked.
+
+        Raises:
+            NotFound: it may be believed that nothing is there.
+        """
         listing = self._catalog.listing(LakePath(split(path)[0]))
         if listing is not None and listing.complete and listing.begun_ns > known.seen_ns:
-            return False  # a later listing did not have it
-        return self._clock.wall_ns() - known.seen_ns < self.ttl_s * 1e9
+            return None  # a later listing did not have it
+        if self._age_s(known.seen_ns) >= self._believed_s(path, known.entry):
+            return None
+        if known.entry is None:
+            raise NotFound(path)
+        return self._node(path, known.entry, known.seen_ns)
+
+    def _believed_s(self, path: LakePath, entry: Entry | None) -> float:
+        """Return how long what was said about a path is believed: of a file its version, else the names around it."""
+        if entry is None or entry.kind is Kind.DIRECTORY:
+            return self._policy.listing_ttl_s(LakePath(split(path)[0]), self._point.site)
+        return self._policy.version_ttl_s(path, self._point.site, entry.version.size)
+
+    def _age_s(self, seen_ns: int) -> float:
+        return (self._clock.wall_ns() - seen_ns) / 1e9
+
+    def _deadline_s(self, path: LakePath, access: Access, size: int | None = None) -> float:
+        return self._policy.deadline_s(path, access, self._point.site, size)
 
     def _is_listed_without(self, path: LakePath) -> bool:
-        listing = self._catalog.listing(LakePath(split(path)[0]))
-        return listing is not None and listing.complete and self._is_current(listing)
+        parent = LakePath(split(path)[0])
+        listing = self._catalog.listing(parent)
+        return listing is not None and listing.complete and self._is_current(parent, listing)
 
-    def _is_current(self, listing: Listing) -> bool:
-        return self._clock.wall_ns() - listing.begun_ns < self.ttl_s * 1e9
+    def _is_current(self, path: LakePath, listing: Listing) -> bool:
+        return self._age_s(listing.begun_ns) < self._policy.listing_ttl_s(path, self._point.site)
 
-    def _node_or_not_found(self, path: LakePath, entry: Entry | None) -> Node:
-        if entry is None:
-            raise NotFound(path)
-        return self._node(entry)
+    def _node(self, path: LakePath, entry: Entry, seen_ns: int | None = None) -> Node:
+        """Return the attributes that an entry states.
 
-    def _node(self, entry: Entry) -> Node:
+        Args:
+            seen_ns: when the origin stated it: the kernel may believe it for the rest of its time. None: it is served only
+                because the origin is away, and the next look asks again.
+        """
+        ttl_s = 0.0
+        if seen_ns is not None:
+            ttl_s = min(max(self._believed_s(path, entry) - self._age_s(seen_ns), 0.0), KERNEL_TTL_S_MAX)
         version = entry.version
         identity = f"{version.size}:{version.mtime_ns}:{version.etag}:{version.generation}"
         mode = _TYPE_BITS[entry.kind] if entry.mode is None else (_TYPE_BITS[entry.kind] & ~0o7777) | (entry.mode & 0o555)
         if entry.kind is Kind.DIRECTORY:
             identity = "directory"
             mode |= 0o555
-        return Node(entry.kind, identity, version, mode, *self._owner, target=entry.target)
+        return Node(entry.kind, identity, version, mode, *self._owner, target=entry.target, ttl_s=ttl_s)
 
     async def open_directory(self, path: LakePath) -> RemoteDirectory:
         listing, current = self._catalog.listing(path), True
-        if listing is None or not self._is_current(listing):
+        if listing is None or not self._is_current(path, listing):
             try:
-                await self._agent.call(wire.List(path, 0, 0), wire.Listed, path)
+                await self._agent.call(wire.List(path, 0, 0), wire.Listed, path, self._deadline_s(path, Access.LIST))
             except (Unavailable, DeadlineExceeded):
                 if listing is None or not (listing.complete or listing.previous):
                     raise
                 log.debug("%s: origin away, serving its last complete listing", path)
                 current = False
-        return RemoteDirectory(path, self._catalog, self._agent, self._node, current=current)
+        deadline_s = functools.partial(self._deadline_s, path, Access.LIST)
+        return RemoteDirectory(path, self._catalog, self._agent, self._node, deadline_s, current=current)
 
     async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> Source:
         if write:
@@ -129,7 +162,8 @@ class RemoteTree:
         if replica is not None:
             return replica
         key = object_key(self._point.site, self._point.site_path(path), version)
-        source = ObjectSource(path, key, version, self._agent, self._objects, self._reports)
+        deadline_s = functools.partial(self._deadline_s, path, size=version.size)
+        source = ObjectSource(path, key, version, self._agent, self._objects, self._reports, deadline_s)
         if not source.open_complete(self._cache_root):
             await source.open_with_agent()
         return source
@@ -205,6 +239,7 @@ class ObjectSource:
         agent: AgentClient,
         objects: OpenObjects,
         reports: ReadReports,
+        deadline_s: Callable[[Access], float],
     ) -> None:
         self._path = path
         self._key = key
@@ -212,6 +247,7 @@ class ObjectSource:
         self._agent = agent
         self._objects = objects
         self._reports = reports
+        self._deadline_s = deadline_s
         self._backing_fd: int | None = None
         self._connection = -1
         self.root = ""
@@ -235,7 +271,8 @@ class ObjectSource:
 
     async def open_with_agent(self) -> None:
         """Have the agent prepare the object and keep it."""
-        opened = await self._agent.call(wire.OpenObject(self._path, self._version), wire.Opened, self._path)
+        call = wire.OpenObject(self._path, self._version)
+        opened = await self._agent.call(call, wire.Opened, self._path, self._deadline_s(Access.OPEN))
         self._connection = self._agent.connections
         self.root = opened.root
 
@@ -265,7 +302,7 @@ class ObjectSource:
             await self.open_with_agent()  # another agent knows nothing of our objects
         self._reports.send(self._key)
         call = wire.Need(self._key, offset, length, broken)
-        ready = await self._agent.call(call, wire.Ready, self._path)
+        ready = await self._agent.call(call, wire.Ready, self._path, self._deadline_s(Access.READ))
         if ready.root != self.root:
             self._objects.drop(self._key)
             self.root = ready.root
@@ -300,17 +337,27 @@ class RemoteDirectory:
     A position holds generation and place: another worker continues in the same listing.
 
     Args:
+        node: makes attributes of path, entry, and when it was stated.
+        deadline_s: says how long the agent may take, by the policy in force when it is asked.
         current: the origin answers; where it does not, a complete older listing is better than one that hangs.
     """
 
     def __init__(
-        self, path: LakePath, catalog: Catalog, agent: AgentClient, node: Callable[[Entry], Node], *, current: bool
+        self,
+        path: LakePath,
+        catalog: Catalog,
+        agent: AgentClient,
+        node: Callable[[LakePath, Entry, int | None], Node],
+        deadline_s: Callable[[], float],
+        *,
+        current: bool,
     ) -> None:
         self._path = path
         self._current = current
         self._catalog = catalog
         self._agent = agent
         self._node = node
+        self._deadline_s = deadline_s
 
     async def read(self, position: int) -> list[Child]:
         generation, place = position >> 40, position & POSITION_MAX
@@ -319,8 +366,10 @@ class RemoteDirectory:
         while True:
             page = self._catalog.page(self._path, generation, place, _PAGE_ENTRIES)
             if any(page):
+                listing = self._catalog.listing(self._path)
+                seen_ns = listing.begun_ns if listing is not None and listing.generation == generation else None
                 return [
-                    Child(entry.name.encode(), self._node(entry), generation << 40 | at)
+                    Child(entry.name.encode(), self._node(self._below(entry), entry, seen_ns), generation << 40 | at)
                     for at, entry in enumerate(page, place + 1)
                     if entry is not None
                 ]
@@ -329,6 +378,9 @@ class RemoteDirectory:
                 continue
             if await self._is_at_end(generation, place):
                 return []
+
+    def _below(self, entry: Entry) -> LakePath:
+        return LakePath(join(self._path, entry.name))
 
     async def _first_generation(self) -> int:
         listing = self._catalog.listing(self._path)
@@ -348,7 +400,8 @@ class RemoteDirectory:
             raise Stale(self._path, "was listed anew while being read", "read the directory again")
         if listing.complete:
             return place >= listing.count
-        listed = await self._agent.call(wire.List(self._path, generation, place), wire.Listed, self._path)
+        call = wire.List(self._path, generation, place)
+        listed = await self._agent.call(call, wire.Listed, self._path, self._deadline_s())
         if listed.generation != generation:
             raise Stale(self._path, "was listed anew while being read", "read the directory again")
         return listed.complete and place >= listed.count

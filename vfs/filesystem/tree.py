@@ -27,6 +27,7 @@ class Node:
             for what can't be written here it covers the content's version.
         mode: st_mode, with the file type.
         blocks: 512-byte units on the disk where known, else derived from the size.
+        ttl_s: how long the kernel may believe name and attributes from now on.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Node:
     nlink: int = 1
     target: str = ""
     blocks: int | None = None
+    ttl_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,9 @@ class Tree(Protocol):
     """The objects below one mount point.
 
     Attributes:
-        ttl_s: how long the kernel may believe names and attributes.
         writable: whether `vfs/filesystem/local.py`'s changing operations exist.
     """
 
-    ttl_s: float
     writable: bool
 
     async def lookup(self, path: LakePath) -> Node:

@@ -24,6 +24,7 @@ import trio  # noqa: E402
 
 from vfs import config, wire  # noqa: E402
 from vfs.clock import SystemClock  # noqa: E402
+from vfs.errors import InvalidPolicy  # noqa: E402
 from vfs.extents.layout import store_root  # noqa: E402
 from vfs.filesystem.agent import AgentClient  # noqa: E402
 from vfs.filesystem.filesystem import FileSystem  # noqa: E402
@@ -36,17 +37,22 @@ from vfs.keeper.init_codec import Negotiated  # noqa: E402
 from vfs.keeper.report import StatusPipe  # noqa: E402
 from vfs.kernel import guard  # noqa: E402
 from vfs.kernel.attach import attach, serve  # noqa: E402
+from vfs.kernel.expire import can_expire, concerns_names, expire  # noqa: E402
 from vfs.kernel.operations import Operations  # noqa: E402
 from vfs.logs import log_to  # noqa: E402
 from vfs.model import LakePath  # noqa: E402
 from vfs.namespace.catalog import Catalog  # noqa: E402
 from vfs.namespace.inodes import InodeTable  # noqa: E402
 from vfs.namespace.mounts import build_mount_table  # noqa: E402
+from vfs.policy.inforce import InForce, open_store  # noqa: E402
 from vfs.rundir import RunDir  # noqa: E402
 
 log = logging.getLogger("vfs.kernel")
 _DESCRIPTORS_SPARE = 64
 _BEAT_S = 1.0
+_POLICY_EVERY_S = 2.0
+"""Between looks at the documents: one stat for each of them."""
+_EXPIRED_AT_A_TIME = 1000
 
 
 def main() -> int:
@@ -86,6 +92,7 @@ class _Worker:
         self._rundir = rundir
         self._status = status
         self._config = config.load(args.config)
+        self._policies = open_store(self._config, args.config, last_good=rundir.policies)
         self._negotiated = Negotiated.from_text(args.negotiated)
         self._passthrough = KernelPassthrough(args.fuse_fd, negotiated=self._negotiated.passthrough, shim=_shim)
         self._open_max = max(_raise_descriptor_limit() - _DESCRIPTORS_SPARE, 64)
@@ -99,6 +106,7 @@ class _Worker:
         clock = SystemClock()
         mounts = build_mount_table(self._config, self._rundir.public)
         objects, reports = OpenObjects(self._open_max // 4), ReadReports(self._agent)
+        policy = InForce(self._policies)
         with contextlib.ExitStack() as stack:
             inodes = InodeTable(self._rundir.inodes, fresh=not self._args.resend)
             stack.callback(inodes.close)
@@ -108,7 +116,7 @@ class _Worker:
             trees: dict[LakePath, Tree] = {}
             for point in mounts.points:
                 trees[point.prefix] = (
-                    LocalTree(point)
+                    LocalTree(point, policy)
                     if point.local_root is not None
                     else RemoteTree(
                         point,
@@ -118,7 +126,7 @@ class _Worker:
                         objects=objects,
                         reports=reports,
                         clock=clock,
-                        ttl_s=self._config.limits.listing_ttl,
+                        policy=policy,
                         owner=owner,
                     )
                 )
@@ -134,6 +142,7 @@ class _Worker:
             nursery.start_soon(reports.run)
             await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
             nursery.start_soon(self._beat, filesystem)
+            nursery.start_soon(self._follow_policies, filesystem.inodes)
             nursery.start_soon(_end_on_sigterm)
             self._status.ready()
             log.info("serving, passthrough: %s", self._passthrough.why_not or "in force")
@@ -146,6 +155,32 @@ class _Worker:
             self._status.beat()
             filesystem.files.close_idle()
             self._agent.tell_nowait(wire.Counters({name: float(count) for name, count in guard.requests.items()}))
+
+    async def _follow_policies(self, inodes: InodeTable) -> None:
+        """Put changed documents in force. Reading them, and telling the kernel, happens in threads."""
+        while True:
+            await trio.sleep(_POLICY_EVERY_S)
+            try:
+                # Abandoned at the end: documents may lie on a network file system that hangs.
+                reload = await trio.to_thread.run_sync(self._policies.reload_if_changed, abandon_on_cancel=True)
+            except InvalidPolicy as exc:
+                log.warning("policy %s stays in force: %s", self._policies.current.version, exc)
+                continue
+            if reload is not None and reload.changes:
+                log.info("policy %s in force, was %s: %s changes", reload.after, reload.before, len(reload.changes))
+                if concerns_names(reload.changes) and can_expire(os.uname().release):
+                    await self._expire_names(inodes)
+
+    async def _expire_names(self, inodes: InodeTable) -> None:
+        """Have the kernel ask again for every name, since it may now have to believe less."""
+        held, mark = 0, b""
+        while True:
+            names, mark = await trio.to_thread.run_sync(inodes.names, mark, _EXPIRED_AT_A_TIME)
+            # Abandoned at the end: it may wait for a directory whose holder waits for us.
+            held += await trio.to_thread.run_sync(expire, self._args.fuse_fd, names, abandon_on_cancel=True)
+            if not mark:
+                break
+        log.info("%s names of the kernel expired", held)
 
 
 async def _end_on_sigterm() -> None:

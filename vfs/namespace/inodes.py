@@ -219,6 +219,23 @@ class InodeTable:
             ino = Ino(row.parent)
         return LakePath(b"/".join(reversed(parts)).decode("utf-8", "surrogateescape"))
 
+    def names(self, after: bytes, limit: int) -> tuple[list[tuple[int, bytes]], bytes]:
+        """Return up to `limit` (parent, name) beyond the mark `after`, and the next mark, b"" at the end. Any thread may ask.
+
+        Args:
+            after: b"" for the start.
+        """
+        found: list[tuple[int, bytes]] = []
+        with self._env.begin(db=self._names) as txn, txn.cursor() as cursor:
+            if not cursor.set_range(after + b"\0" if after else b"\0"):
+                return [], b""
+            for key in cursor.iternext(values=False):
+                if len(key) > 8:  # not `_WORKER`
+                    found.append((int.from_bytes(key[:8], "big"), bytes(key[8:])))
+                if len(found) == limit:
+                    return found, bytes(key)
+        return found, b""
+
     def hot(self) -> Iterable[Inode]:
         """Return the inodes in memory."""
         return self._hot.values()

@@ -1,0 +1,45 @@
+"""What the policy in force says about a lake path, in the terms of the agent's services.
+
+Pure but for the set in force, which the agent replaces: each answer holds for the moment that it is given in.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vfs.model import LakePath, SiteName
+from vfs.namespace.mounts import MountTable
+from vfs.policy.engine import Decision
+from vfs.policy.facts import Access
+from vfs.policy.inforce import InForce
+
+Mode = Literal["off", "sequential", "tensor", "whole"]
+
+
+class PathRules:
+    """Answers by lake path; the site of each question is the origin of the path's mount."""
+
+    def __init__(self, policy: InForce, mounts: MountTable) -> None:
+        self._policy = policy
+        self._mounts = mounts
+
+    def listing_ttl_s(self, path: LakePath) -> float:
+        """Return how long the names in directory `path` are believed."""
+        return self._policy.listing_ttl_s(path, self._site(path))
+
+    def version_ttl_s(self, path: LakePath, size: int) -> float:
+        """Return how long a file is believed to be still the same version; 0: asked anew each time."""
+        return self._policy.version_ttl_s(path, self._site(path), size)
+
+    def prefetch_rule(self, path: LakePath, size: int) -> tuple[Mode, int]:
+        """Return what is fetched ahead of a reader, and how many bytes ahead of it at most; ("off", 0): nothing."""
+        values = self._policy.decision(path, Access.PREFETCH, self._site(path), size).values
+        return ("off", 0) if values.prefetch == "off" else (values.prefetch, int(values.read_ahead))
+
+    def decision(self, path: LakePath, access: Access, size: int | None = None) -> Decision:
+        """Return all values that hold for an access, and the rule that gave each."""
+        return self._policy.decision(path, access, self._site(path), size)
+
+    def _site(self, path: LakePath) -> SiteName:
+        point = self._mounts.find(path)
+        return SiteName("") if point is None else point.site
