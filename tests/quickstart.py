@@ -99,7 +99,11 @@ def main() -> int:
         )
         return 1
     started = time.monotonic()
-    rows, problems, notes = perform(Show(console))
+    try:
+        rows, problems, notes = perform(Show(console))
+    except KeyboardInterrupt:
+        console.print("Interrupted; nothing is left behind.")
+        return 130
     console.print(table(rows))
     for note in notes:
         console.print(note, markup=False)
