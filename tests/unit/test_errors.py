@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_system_failures_have_a_meaning(number: int, kind: type[ForemountError])
 
 def test_translated_failure_names_the_object_and_keeps_the_cause() -> None:
     with pytest.raises(errors.NotFound) as raised, Translated("lake/f"):
-        open("/nonexistent/file")
+        os.stat("/nonexistent/file")
     assert raised.value.subject == "lake/f"
     assert isinstance(raised.value.__cause__, FileNotFoundError)
 
