@@ -28,6 +28,8 @@ BIG_BYTES = 64 << 20
 LISTED = 4_000
 OPERATIONS_BETWEEN = 20
 """Of each reader, before the next kill: every kind of reader has used every worker."""
+LIFE_S = 1.0
+"""Of each worker: the keeper takes several that end within half a second for a crash loop, and pauses between starts."""
 PAUSE_S = 0.001
 """Between two operations of a reader: ten that spin on a machine of two cores would measure the scheduler."""
 ERRORS_KEPT = 5
@@ -118,9 +120,12 @@ def outcome_of(kills: int, recoveries: list[float], tallies: list[Tally]) -> Out
 
 def kill_once(lake: Lake, readers: Readers) -> float:
     """Kill the worker once every reader has worked with it; return the seconds until the next one serves."""
-    before = readers.operations()
+    before, kill_at = readers.operations(), time.monotonic() + LIFE_S
     wait_until(
-        lambda: all(now >= then + OPERATIONS_BETWEEN for now, then in zip(readers.operations(), before, strict=True)),
+        lambda: (
+            time.monotonic() > kill_at
+            and all(now >= then + OPERATIONS_BETWEEN for now, then in zip(readers.operations(), before, strict=True))
+        ),
         "operations of every reader",
     )
     pid = lake.pid("worker")
