@@ -19,6 +19,8 @@ from vfs.units import encode_unit
 MessageT = TypeVar("MessageT")
 FRAME_BYTES_MAX = 16 << 20
 _LENGTH = struct.Struct("<I")
+WHOLE = -2
+"""For `Need.broken`."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -66,7 +68,8 @@ class Need(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         offset, length: bytes; the agent may fetch more.
-        broken: a block that failed its digest and is to be dropped first, else -1.
+        broken: a block that failed its digest and is to be dropped first, `WHOLE` where the object's files as such can't be
+            used and are to be made anew, else -1.
     """
 
     key: ObjectKey

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vfs import wire
 from vfs.agent.prefetch import Prefetcher
 from vfs.errors import NotFound
 from vfs.extents.budget import Priority
@@ -47,7 +48,7 @@ class Objects:
         """Return the directory of the object's store once every block of the range is there.
 
         Args:
-            broken: a block that its reader found wrong, dropped first; -1: none.
+            broken: a block that its reader found wrong, dropped first; `wire.WHOLE`: it can't use the files; -1: none.
             background: nobody waits for it right now.
 
         Raises:
@@ -58,6 +59,8 @@ class Objects:
             raise NotFound(key, "is not open in the agent")
         if broken >= 0:
             await self._fetcher.drop(key, broken)
+        elif broken == wire.WHOLE:
+            await self._fetcher.renew_if_unusable(self._open[key][0])
         priority = Priority.BACKGROUND if background else Priority.FOREGROUND
         return await self._fetcher.ensure(self._open[key][0], offset, length, priority)
 

@@ -32,6 +32,7 @@ from vfs.extents.counters import FetchCounters
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
+from vfs.extents.reader import CachedObject
 from vfs.extents.requests import LineFacts, Requests
 from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, object_key
@@ -84,6 +85,7 @@ class Fetcher:
         self._store_retry_s = float("-inf")
         self._complete: asyncio.Queue[ObjectKey] = asyncio.Queue()
         self._busy = 0
+        self._renewing = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
         self._writers = ThreadPoolExecutor(limits.writers, "extents")
@@ -185,6 +187,25 @@ class Fetcher:
         fetched = self._objects.get(key)
         home = fetched.home if fetched is not None else self._store
         await self._in_thread(home.drop_if_broken, key, block)
+
+    async def renew_if_unusable(self, identity: Identity) -> None:
+        """Make an object's files anew if they can't be opened by name: somebody else deleted or damaged them.
+
+        Our own descriptors may still be good, so nothing here notices it; a reader does.
+
+        Raises:
+            NoSpace, Unavailable: the disk refuses.
+        """
+        key = object_key(identity.site, identity.path, identity.version)
+        async with self._renewing:  # of several complaints the first one is enough
+            fetched = self._objects.get(key)
+            home = fetched.home if fetched is not None else self._store
+            if not await self._in_thread(_is_unusable, home.root, key):
+                return
+            logger.warning("the files of %s can't be used, making them anew", key)
+            await self._in_thread(home.renew, identity)
+            if fetched is not None and not fetched.holding and fetched.home is home:
+                fetched.holding = home.hold(key)
 
     def lines(self) -> list[LineFacts]:
         """Return what is known of the sites' lines and how requests are formed, for `status` and `explain`."""
@@ -495,3 +516,11 @@ class Fetcher:
             self._idle.clear()
         else:
             self._idle.set()
+
+
+def _is_unusable(root: str, key: ObjectKey) -> bool:
+    try:
+        CachedObject.open(root, key).close()
+    except (NotFound, Corrupt):
+        return True
+    return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from vfs import wire
@@ -260,7 +260,7 @@ class ObjectSource:
         """Open the object if it lies sealed in the cache; return whether it did."""
         try:
             found = self._objects.get(self._key, cache_root)
-        except (NotFound, Corrupt):
+        except (NotFound, Corrupt, Unavailable):
             return False
         if found.gone() or not found.sealed():
             self._objects.drop(self._key)
@@ -281,40 +281,44 @@ class ObjectSource:
         if length <= 0:
             return b""
         self._reports.note(self._key, offset, length)
-        for _ in range(_REREADS_MAX + 1):
+        needs: Counter[int] = Counter()  # by what was broken; a range of many broken blocks takes as many rounds
+        while max(needs.values(), default=0) <= _REREADS_MAX:
+            gap, broken = (offset, length), -1
             try:
                 cached = self._objects.get(self._key, self.root)
-                gap = cached.missing(offset, length)
-                if gap is None:
-                    found = cached.read(offset, length, scratch(length + 2 * BLOCK))
-                    if found is not None:
-                        return found
-                    gap = offset, length  # evicted between the two looks
-                await self._need(*gap)
-                self._objects.drop_if_gone(self._key)
+                absent = cached.missing(offset, length)
+                if absent is not None:
+                    gap = absent
+                elif (found := cached.read(offset, length, scratch(length + 2 * BLOCK))) is not None:
+                    return found  # else it was evicted between the two looks
             except (NotFound, Corrupt) as exc:
                 self._objects.drop(self._key)
-                await self._repair(exc, offset, length)
+                broken = exc.index if isinstance(exc, BrokenBlock) else wire.WHOLE
+                log.warning("%s: cached bytes can't be used, fetching them again: %s", self._path, exc)
+            needs[broken] += 1
+            await self._need(*gap, broken)
+            self._objects.drop_if_gone(self._key)
         raise Corrupt(self._path, f"bytes {offset}+{length} keep failing their digest", "check the cache disk")
 
-    async def _need(self, offset: int, length: int, broken: int = -1) -> None:
-        if self._connection != self._agent.connections:
-            await self.open_with_agent()  # another agent knows nothing of our objects
+    async def _need(self, offset: int, length: int, broken: int) -> None:
         self._reports.send(self._key)
-        call = wire.Need(self._key, offset, length, broken)
-        ready = await self._agent.call(call, wire.Ready, self._path, self._deadline_s(Access.READ))
-        if ready.root != self.root:
-            self._objects.drop(self._key)
-            self.root = ready.root
-
-    async def _repair(self, error: NotFound | Corrupt, offset: int, length: int) -> None:
-        if isinstance(error, BrokenBlock):
-            log.warning("%s: block %s fails its digest, fetching it again", self._path, error.index)
-            await self._need(offset, length, error.index)
-        else:
-            log.warning("%s: cache entry can't be used, making it anew: %s", self._path, error)
+        try:
+            root = await self._ask(offset, length, broken)
+        except NotFound:  # another agent may know nothing of our objects
             await self.open_with_agent()
-            await self._need(offset, length)
+            try:
+                root = await self._ask(offset, length, broken)
+            except NotFound as exc:
+                raise Stale(self._path, "is not at its origin any more") from exc
+        if root != self.root:
+            self._objects.drop(self._key)
+            self.root = root
+
+    async def _ask(self, offset: int, length: int, broken: int) -> str:
+        if self._connection != self._agent.connections:
+            await self.open_with_agent()
+        call = wire.Need(self._key, offset, length, broken)
+        return (await self._agent.call(call, wire.Ready, self._path, self._deadline_s(Access.READ))).root
 
     async def write(self, offset: int, content: Buffer) -> int:
         raise ReadOnly(self._path)
