@@ -384,14 +384,16 @@ class Keeper:
 
 
 def child_environ() -> dict[str, str]:
-    """Return the environment of our processes: they find this very package, installed or not."""
+    """Return the environment of our processes: they find this very package, installed or not, and keep its bytecode.
+
+    A worker that is started again under waiting readers must not compile its modules first: 0.25 s of their wait.
+    """
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        return dict(os.environ)
-    known = os.environ.get("PYTHONPATH", "")
-    if root in known.split(os.pathsep):
-        return dict(os.environ)
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root}
+    known = environ.get("PYTHONPATH", "")
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) and root not in known.split(os.pathsep):
+        environ["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else root
+    return environ
 
 
 def describe_exit(status: int) -> str:
