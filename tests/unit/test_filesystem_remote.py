@@ -283,3 +283,29 @@ def test_directory_that_is_listed_anew_while_read_is_never_shorter_than_it_was(
 
     with agent(tmp_path, brief):
         run_worker(tmp_path, brief, body)
+
+
+def test_range_with_many_broken_blocks_is_repaired_within_one_read(running: Agent, text: str) -> None:
+    """D61"""
+
+    async def body(worker: Worker) -> None:
+        ino = await worker.find("big")
+        await worker.filesystem.open(ino, os.O_RDONLY)
+        assert await worker.read(ino) == BIG
+        (data,) = [path for path in (running.base / "cache").rglob("*.data") if path.stat().st_size == len(BIG)]
+        with open(data, "r+b") as file:
+            file.write(bytes(1 << 20))
+        assert bytes(await worker.filesystem.read(ino, 0, 1 << 20)) == BIG[: 1 << 20]
+
+    run_worker(running.base, text, body, passthrough=RecordingPassthrough(enabled=False))
+
+
+def test_held_file_whose_object_is_deleted_is_stale_and_not_absent(running: Agent, text: str, wan_root: Path) -> None:
+    async def body(worker: Worker) -> None:
+        ino = await worker.find("big")
+        await worker.filesystem.open(ino, os.O_RDONLY)
+        (wan_root / "big").unlink()
+        with pytest.raises(Stale):
+            await worker.filesystem.read(ino, 0, 1000)
+
+    run_worker(running.base, text, body)
