@@ -111,6 +111,51 @@ async def test_name_that_was_asked_for_after_its_listing_is_still_there(world: W
     assert first == second == third is not None
 
 
+async def test_file_that_is_asked_for_at_each_open_is_not_answered_by_a_listing(world: World) -> None:
+    put(world, "d/a", "d/b")
+    await world.metadata.list(LakePath("d"), 0, 1)
+    world.version_ttls["d/a"] = 0.0
+    for content in (b"longer", b"longer still"):
+        world.memory.put(SitePath("d/a"), content)
+        found = await world.metadata.stat(LakePath("d/a"))
+        assert found is not None
+        assert found.version.size == len(content)
+    assert world.site.calls == {"list": 1, "stat": 2}
+    await world.metadata.stat(LakePath("d/b"))
+    assert world.site.calls["stat"] == 2
+
+
+async def test_callers_that_each_need_the_newest_version_share_no_request(world: World) -> None:
+    put(world, "d/a")
+    await world.metadata.stat(LakePath("d/a"))
+    world.version_ttls["d/a"] = 0.0
+    await asyncio.gather(*(world.metadata.stat(LakePath("d/a")) for _ in range(3)))
+    assert world.site.calls == {"stat": 4}
+
+
+async def test_site_that_rests_is_asked_where_nothing_older_will_do(world: World) -> None:
+    put(world, "d/a")
+    await world.metadata.stat(LakePath("d/a"))
+    world.site.inject("stat", Fail(Unavailable("origin")))
+    world.version_ttls["d/a"] = 0.0
+    with pytest.raises(Unavailable):
+        await world.metadata.stat(LakePath("d/a"))
+    assert await world.metadata.stat(LakePath("d/a")) is not None
+
+
+async def test_listing_older_than_a_version_is_believed_is_made_anew(world: World) -> None:
+    put(world, "d/a", "d/b")
+    await world.metadata.list(LakePath("d"), 0, 1)
+    world.version_ttls |= {"d/a": 5.0, "d/b": 5.0}
+    world.clock.advance(4)
+    await world.metadata.stat(LakePath("d/a"))
+    assert world.site.calls == {"list": 1}
+    world.clock.advance(2)
+    await world.metadata.stat(LakePath("d/a"))
+    await world.metadata.stat(LakePath("d/b"))
+    assert world.site.calls == {"list": 2, "stat": 1}
+
+
 async def test_lookups_are_counted_anew_once_the_listing_is_old(world: World) -> None:
     put(world, "d/a", "d/b")
     await world.metadata.stat(LakePath("d/a"))
