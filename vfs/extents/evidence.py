@@ -11,8 +11,9 @@ it reads up to two windows beyond what was touched. So a member is wanted
   where a part of its surroundings was there already;
 - when the bytes read without a hole reach further beyond its head than the kernel reads ahead;
 - when half of it is read, and more than the kernel reads ahead, wherever it begins;
-- when its first byte was read and a read that jumps has its fault in the page of its last byte: copying a tensor touches both
-  ends before the middle (seen with safetensors 0.8 and numpy), and the page of its end is that of its neighbour's head too.
+- when the one before it is wanted, its own first byte was read with that, and a read that jumps has its fault in the page of
+  its last byte: copying a tensor touches both ends before the middle (seen with safetensors 0.8 and numpy), and the page of
+  its end is that of its neighbour's head too.
 
 Small members that a fault's surroundings cover may or may not be meant; they are reported apart.
 """
@@ -34,7 +35,7 @@ class Seen(NamedTuple):
 
     Attributes:
         new: intervals that had not been read before.
-        jumped: it does not continue what was read before.
+        jumped: it does not continue what was read before, or no read since one that did not has shown anything wanted.
         wanted: members, for the first time, ascending.
         covered: small members that lie wholly in it and may or may not be wanted; of reads that jump only.
     """
@@ -58,12 +59,17 @@ class Evidence:
         self._ahead = ahead_bytes
         self._read = Spans()
         self._jump = 0
+        self._is_unexplained = False
         self.wanted: dict[int, int] = {}
         """Member → where the jump began that led to it."""
 
     @property
     def read_bytes(self) -> int:
         return self._read.total
+
+    @property
+    def intervals_count(self) -> int:
+        return len(self._read)
 
     def intervals(self) -> list[tuple[int, int]]:
         """Return what was read, ascending."""
@@ -85,7 +91,7 @@ class Evidence:
         """Take in a read of `[start, end)`."""
         jumped = start > 0 and self._read.around(start - 1) is None
         if jumped:
-            self._jump = start
+            self._jump, self._is_unexplained = start, True
         new = self._read.add(start, end)
         wanted: list[int] = []
         covered: list[int] = []
@@ -93,6 +99,8 @@ class Evidence:
             self._search(start, end, jumped, wanted, covered)
         for member in wanted:
             self.wanted[member] = self._jump
+        jumped |= self._is_unexplained
+        self._is_unexplained &= not wanted
         return Seen(new, jumped, wanted, covered)
 
     def _search(self, start: int, end: int, jumped: bool, wanted: list[int], covered: list[int]) -> None:
@@ -100,7 +108,7 @@ class Evidence:
         layout = self._layout
         first = max(0, start - 2 * self._ahead)
         near = layout.touched(first, end - first)
-        near = near[-_CANDIDATES_MAX:]
+        near = range(max(0, near.start - 1, near.stop - _CANDIDATES_MAX), near.stop)  # and what may have spilt into them
         anchor = sum(layout.header)
         for member in near:
             offset, length = layout.offsets[member], layout.lengths[member]
@@ -112,7 +120,7 @@ class Evidence:
             run = self._read.around(offset)
             if (
                 self._is_exact(offset, length, start, end)
-                or (jumped and self._are_both_ends_touched(offset, length, start, end))
+                or (jumped and self._are_both_ends_touched(offset, length, start, end, anchor))
                 or self._is_meant(offset, length, run, anchor, start, end)
             ):
                 wanted.append(member)
@@ -133,13 +141,19 @@ class Evidence:
         if run[1] - offset > self._ahead:
             return True
         is_spill = anchor >= run[0] and anchor >= offset - self._ahead
-        faults = self._faults(start, end)
-        return length >= self._around and not is_spill and any(0 <= offset - fault < _PAGE for fault in faults)
+        faults = (run[0], *self._faults(start, end))
+        return (
+            length >= self._around
+            and run[1] - offset >= self._around // 2  # a lone page is no begin of a tensor
+            and not is_spill
+            and any(0 <= offset - fault < _PAGE for fault in faults)
+        )
 
-    def _are_both_ends_touched(self, offset: int, length: int, start: int, end: int) -> bool:
+    def _are_both_ends_touched(self, offset: int, length: int, start: int, end: int, anchor: int) -> bool:
         last = offset + length - 1
         return (
             length > self._ahead
+            and anchor >= offset - self._ahead
             and self._read.measure(offset, offset + 1) == 1
             and start > offset
             and any(0 <= last - fault < _PAGE for fault in self._faults(start, end))
@@ -153,14 +167,12 @@ class Evidence:
         """Return how far the reads reached before `member` when the reader jumped to it, and beyond the member before it."""
         layout = self._layout
         before, after = layout.offsets[member] - self.wanted[member], 0
-        if not 0 <= before < self._around + _PAGE:
+        if not 0 <= before < self._around + _PAGE or self.wanted[member] < sum(layout.header):
             before = 0
-        elif before >= 2 * _PAGE:  # half a read-around: what follows it grows to twice its size, and there are two of them
-            after = before // _PAGE * _PAGE * 4
         if previous is not None:
             end = layout.offsets[previous] + layout.lengths[previous]
             run = self._read.around(end - 1)
             nearest = layout.touched(end, self._ahead)
             if run is not None and not any(each in self.wanted for each in nearest[:64]):
-                after = max(after, run[1] - end)
+                after = run[1] - end
         return before, after if after < self._ahead + _PAGE else 0

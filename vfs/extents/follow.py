@@ -133,6 +133,12 @@ class Follow:
         self._recent.append(member)
         return self._best != was or not explained
 
+    def is_ahead(self, member: int) -> bool:
+        """Return whether most of the last wanted members lie before this one in the order that is followed."""
+        line = self._lines[self._best]
+        at = line.step * line.rank[member]
+        return 2 * sum(line.step * line.rank[each] < at for each in self._recent) > len(self._recent)
+
     def _points(self, line: _Line, member: int, recent: set[int], believed: set[int]) -> float:
         """Return 1 if the member's predecessor was read lately, less for those before it, 0 for none."""
         for distance, each in enumerate(self._walk(line, line.rank[member], -line.step, believed), 1):

@@ -31,6 +31,12 @@ from vfs.extents.spans import Spans
 Range = tuple[int, int]
 """(offset, length)."""
 
+_PAGE = 4096
+_AT_ONCE_MAX = 512
+"""Members of a suspected pattern that are handed out before all others: the biases and norms of a checkpoint's layers."""
+_INTERVALS_MAX = 50_000
+"""Separate intervals read of one file: beyond, its reads are scattered, and the books of them cost more than they give."""
+
 
 class PredictionKnobs(msgspec.Struct, frozen=True):
     """How readily members are fetched ahead.
@@ -97,6 +103,7 @@ class Prediction:
         self._urgent: deque[int] = deque()
         self._queue: Iterator[int] = iter(())
         self._suspicion_bytes = 0
+        self._reached: deque[int] = deque(maxlen=4)
         self._before, self._after = (learned.before, learned.after) if learned is not None else (0, 0)
         self._predicted = self._hit = self._overdue = 0
         self._observed = 0
@@ -143,12 +150,13 @@ class Prediction:
         offset = max(0, offset)
         if offset >= end:
             return []
+        if self._off:
+            self.pushed(offset, end - offset)
+            return []
         seen = self._evidence.read(offset, end)
         for start, stop in seen.new:
             self._hit += self._asked.measure(start, stop)
             self._live.remove(start, stop)
-        if self._off:
-            return []
         for pattern in {self.patterns.of[member] for member in seen.covered}:
             self._weak[pattern] = self._weak.get(pattern, 0) + 1
             self._suspect(pattern)
@@ -162,12 +170,13 @@ class Prediction:
 
     def pushed(self, offset: int, length: int) -> None:
         """Note that these bytes lie in the page cache: they will be read without anybody telling."""
-        self._hit += sum(self._asked.measure(*new) for new in self._evidence.push(offset, offset + length))
+        if self._evidence.intervals_count <= _INTERVALS_MAX:
+            self._hit += sum(self._asked.measure(*new) for new in self._evidence.push(offset, offset + length))
         self._live.remove(offset, offset + length)
 
     def learned(self) -> Learned | None:
-        """Return what this load taught, to be kept for the next one; None: no more than was known."""
-        read = self._read_patterns()
+        """Return what this load taught, to be kept for the next one; None: nothing, or it followed no order."""
+        read = [] if self._off else self._read_patterns()
         if not read:
             return None
         order, backwards = self._follow.order()
@@ -217,7 +226,6 @@ class Prediction:
             self._wanted[pattern] = None
             if pattern in self._suspected:
                 self._suspected.discard(pattern)
-                self._suspicion_bytes = max(0, self._suspicion_bytes - self.patterns.bytes[pattern])
         self._misses[pattern] = 0
         self._measure_margins(member)
         turned = is_end and self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
@@ -242,21 +250,36 @@ class Prediction:
             self._plan()
             return
         room = self._knobs.suspicion * sum(self.patterns.bytes[each] for each in self._wanted) - self._suspicion_bytes
-        if self.patterns.bytes[pattern] <= room:
+        members = self.patterns.members[pattern]
+        cost = self._cost(members[0], members[-1])
+        if cost <= room and len(members) <= _AT_ONCE_MAX:  # they lie together: all of them now, wherever the order is
             self._suspected.add(pattern)
-            self._suspicion_bytes += self.patterns.bytes[pattern]
-            self._urgent.extend(self.patterns.members[pattern])
+            self._suspicion_bytes += cost
+            self._urgent.extend(members)
         elif beside is not None:
-            for member in self.patterns.members[pattern]:
-                if self.patterns.numbers[member] == self.patterns.numbers[beside] and self.layout.lengths[member] <= room:
-                    self._suspicion_bytes += self.layout.lengths[member]
-                    self._urgent.append(member)
+            for member in members:
+                if self.patterns.numbers[member] == self.patterns.numbers[beside]:
+                    cost = self._cost(member, member)
+                    if cost <= room:
+                        self._suspicion_bytes += cost
+                        self._urgent.append(member)
                     break
+
+    def _cost(self, first: int, last: int) -> int:
+        """Return the bytes to fetch from one member to another one, without those that were asked for already."""
+        start = max(0, self.layout.offsets[first] - self._before)
+        end = min(self.layout.size, self.layout.offsets[last] + self.layout.lengths[last] + self._after)
+        return end - start - self._asked.measure(start, end)
 
     def _measure_margins(self, member: int) -> None:
         """Learn how far this reader's reads reach beyond what it wants, from the member it had before."""
         before, after = self._evidence.margins(member, self._follow.previous)
-        self._before, self._after = max(self._before, before), max(self._after, after)
+        self._before = max(self._before, before)
+        if after:
+            self._reached.append(after)
+            self._after = max(self._reached)
+        elif not self._reached:  # half a read-around: the windows after it are of twice its size, and there are two of them
+            self._after = max(self._after, min(before // _PAGE * _PAGE * 4, self._knobs.ahead_bytes))
 
     # What comes next
 
@@ -297,6 +320,8 @@ class Prediction:
         start, stop = max(0, offset - self._before), min(self.layout.size, offset + length + self._after)
         found: list[Range] = []
         for begin, end in self._asked.gaps(start, stop):
+            if self._evidence.covered(begin, end) == end - begin:
+                continue
             cut = min(end, begin + room)
             if cut < end and cut - begin < window // 8:  # a crumb: wait until there is room for a worthy request
                 return found, False
@@ -326,6 +351,9 @@ class Prediction:
                 self._begun.add(member)
                 self._expect(member)
                 continue
+            if self._follow.is_ahead(member):  # patterns that were believed since then come between
+                self._expect(member)
+                continue
             unread = self._live.remove(max(0, offset - self._before), offset + length + self._after)
             self._overdue += unread
             pattern = self.patterns.of[member]
@@ -340,9 +368,11 @@ class Prediction:
                 self._plan()
 
     def _judge(self) -> None:
-        if self._whole:
+        if self._evidence.intervals_count > _INTERVALS_MAX:
+            self._off = "the reads are scattered"
+        elif self._whole:
             return
-        if self._follow.is_lost:
+        elif self._follow.is_lost:
             self._off = "the reads follow no order"
         elif self._overdue > max(self._knobs.judged_bytes, self._knobs.unread_max * self._hit):
             self._off = f"{self._overdue} bytes were fetched ahead and not read when they were due"
