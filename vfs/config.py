@@ -132,8 +132,9 @@ class Limits(_Document, frozen=True):
 
     Attributes:
         memory: bytes in flight between sites and cache in the agent. 256 MiB keeps a 10 Gbit/s link of 100 ms twice full.
-        origin_deadline: a kernel request that needs a site fails with EIO when this has passed.
-        listing_ttl: how long attributes and listings of remote sites are believed.
+        origin_deadline: a kernel request that needs a site fails with EIO when this has passed, unless a policy rule says
+            otherwise.
+        listing_ttl: how long attributes and listings of remote sites are believed, unless a policy rule says otherwise.
         read_ahead: of the kernel on cached reads. A mapped file is read up to six times as far beyond what was touched, and
             over a line nobody wants these bytes: the agent fetches ahead by what it knows of the file instead.
     """

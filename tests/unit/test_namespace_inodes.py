@@ -40,6 +40,26 @@ def test_same_identity_keeps_its_number_and_takes_new_attributes(table: InodeTab
     assert (again.row.mode, again.row.lookups) == (0o100400, 2)
 
 
+def test_names_are_told_piece_by_piece_and_each_once(table: InodeTable) -> None:
+    directory = table.remember(row(ROOT, b"d", kind=Kind.DIRECTORY), 1)
+    table.remember(row(directory.ino, b"inner"), 1)
+    table.remember(row(ROOT, b"a"), 1)
+    table.unlink(ROOT, b"a")
+    table.remember(row(ROOT, b"b"), 1)
+    found, mark = [], b""
+    while True:
+        names, mark = table.names(mark, 1)
+        assert len(names) <= 1
+        found += names
+        if not mark:
+            break
+    assert found == [(ROOT, b"b"), (ROOT, b"d"), (directory.ino, b"inner")]
+
+
+def test_table_without_names_tells_none(table: InodeTable) -> None:
+    assert table.names(b"", 10) == ([], b"")
+
+
 def test_another_identity_under_the_same_name_gets_another_number_and_the_old_one_lives_on(table: InodeTable) -> None:
     old = table.remember(row(ROOT, b"a"), 1)
     new = table.remember(row(ROOT, b"a", "v2"), 1)

@@ -82,6 +82,7 @@ class Policies:
 
     async def follow(self) -> None:
         """Put changed documents in force until the agent ends; log and write down what came of it."""
+        log.info("policy %s in force", self.version)
         if self._store.error is not None:
             log.warning("policy %s of the last start stays in force: %s", self.version, self._store.error)
         if not self._store.directories():

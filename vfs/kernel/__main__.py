@@ -96,7 +96,7 @@ class _Worker:
         self._negotiated = Negotiated.from_text(args.negotiated)
         self._passthrough = KernelPassthrough(args.fuse_fd, negotiated=self._negotiated.passthrough, shim=_shim)
         self._open_max = max(_raise_descriptor_limit() - _DESCRIPTORS_SPARE, 64)
-        self._agent = AgentClient(rundir.agent_socket, self._hello, deadline_s=self._config.limits.origin_deadline)
+        self._agent = AgentClient(rundir.agent_socket, self._hello, deadline_s=self._policies.current.rules.defaults.deadline)
 
     def _hello(self) -> wire.Hello:
         return wire.Hello(os.getpid(), self._passthrough.enabled, self._passthrough.why_not)
@@ -158,6 +158,7 @@ class _Worker:
 
     async def _follow_policies(self, inodes: InodeTable) -> None:
         """Put changed documents in force. Reading them, and telling the kernel, happens in threads."""
+        log.info("policy %s in force", self._policies.current.version)
         while True:
             await trio.sleep(_POLICY_EVERY_S)
             try:
