@@ -36,12 +36,14 @@ class Seen(NamedTuple):
     Attributes:
         new: intervals that had not been read before.
         jumped: it does not continue what was read before, or no read since one that did not has shown anything wanted.
+        run_bytes: read without a hole up to the end of this one.
         wanted: members, for the first time, ascending.
         covered: small members that lie wholly in it and may or may not be wanted; of reads that jump only.
     """
 
     new: list[tuple[int, int]]
     jumped: bool
+    run_bytes: int
     wanted: list[int]
     covered: list[int]
 
@@ -101,7 +103,8 @@ class Evidence:
             self.wanted[member] = self._jump
         jumped |= self._is_unexplained
         self._is_unexplained &= not wanted
-        return Seen(new, jumped, wanted, covered)
+        run = self._read.around(end - 1)
+        return Seen(new, jumped, end - run[0] if run is not None else 0, wanted, covered)
 
     def _search(self, start: int, end: int, jumped: bool, wanted: list[int], covered: list[int]) -> None:
         """Go through the members near the read, with `anchor` the end of the last one that is wanted."""
@@ -169,7 +172,7 @@ class Evidence:
         before, after = layout.offsets[member] - self.wanted[member], 0
         if not 0 <= before < self._around + _PAGE or self.wanted[member] < sum(layout.header):
             before = 0
-        if previous is not None:
+        if previous is not None and layout.lengths[previous] >= self._around:
             end = layout.offsets[previous] + layout.lengths[previous]
             run = self._read.around(end - 1)
             nearest = layout.touched(end, self._ahead)

@@ -25,6 +25,10 @@ _STEPS_MAX = 512
 _JUDGED = 32
 """Jumps before a reader is called lost: 16 threads that begin at 16 places jump 16 times."""
 _LOST = 0.3
+_DOUBT = 0.35
+"""Trust at least until half of these jumps: as many threads that begin may be as many jumps that no order explains."""
+_NEAR = 64
+"""Members ahead of a reader that may wait for it while others get on faster."""
 _DECAY = 0.95
 _PRIOR = {Order.OFFSET: 0.04, Order.NAME: 0.03, Order.LAYER: 0.02, Order.PATTERN: 0.01}
 """Which order is believed as long as the reads fit several."""
@@ -43,7 +47,8 @@ class Follow:
     """What the readers of one file have done so far.
 
     Attributes:
-        jumps: outcomes of the last reads that did not continue the one before: whether an order explains them.
+        jumps: outcomes of the last reads that did not continue the one before, or have done so for long: whether an order
+            explains them.
         previous: the wanted member before the last one.
     """
 
@@ -88,10 +93,10 @@ class Follow:
     @property
     def trust(self) -> float:
         """Return 0 to 1: a half at first, more with every step that an order explains."""
-        explained = sum(self.jumps)
         if not self.jumps:
             return (1 + self._continued) / (2 + self._continued)
-        return (1 + explained) / (2 + len(self.jumps))
+        share = (1 + sum(self.jumps)) / (2 + len(self.jumps))
+        return max(share, _DOUBT) if len(self.jumps) < _JUDGED // 2 else share
 
     @property
     def is_lost(self) -> bool:
@@ -126,9 +131,7 @@ class Follow:
             self._scores = [score * _DECAY + point for score, point in zip(self._scores, points, strict=True)]
             self._best = max(range(len(self._scores)), key=self._scores.__getitem__)
             explained = points[self._best] > 0
-            if not jumped:
-                self._continued += 1
-            elif explained or not is_first:
+            if jumped and (explained or not is_first):
                 self.jumps.append(explained)
         self._recent.append(member)
         return self._best != was or not explained
@@ -137,7 +140,20 @@ class Follow:
         """Return whether most of the last wanted members lie before this one in the order that is followed."""
         line = self._lines[self._best]
         at = line.step * line.rank[member]
-        return 2 * sum(line.step * line.rank[each] < at for each in self._recent) > len(self._recent)
+        distances = [at - line.step * line.rank[each] for each in self._recent]
+        return 2 * sum(distance > 0 for distance in distances) > len(distances)
+
+    def is_near(self, member: int) -> bool:
+        """Return whether one of several readers is about to come to this member."""
+        line = self._lines[self._best]
+        at = line.step * line.rank[member]
+        return any(0 < at - line.step * line.rank[each] <= _NEAR for each in self._recent)
+
+    def runs_on(self) -> None:
+        """Note that a reader goes on without a hole, for long already: no order explains more."""
+        self._continued += 1
+        if self.jumps:
+            self.jumps.append(True)
 
     def _points(self, line: _Line, member: int, recent: set[int], believed: set[int]) -> float:
         """Return 1 if the member's predecessor was read lately, less for those before it, 0 for none."""
@@ -170,7 +186,8 @@ class Follow:
         if not self._recent:
             return iter(line.members if believed is None else ())
         heads = self._heads(line, believed)
-        sections = [self._section(line, head, believed) for head in heads]
+        recent = frozenset(self._recent)  # as it is now: the sections are drawn from later
+        sections = [self._section(line, head, believed, recent) for head in heads]
         return self._turns(sections, line, heads, believed)
 
     def _heads(self, line: _Line, believed: set[int] | None) -> list[int]:
@@ -183,8 +200,7 @@ class Follow:
                 heads.append(member)
         return heads
 
-    def _section(self, line: _Line, head: int, believed: set[int] | None) -> Iterator[int]:
-        recent = set(self._recent)
+    def _section(self, line: _Line, head: int, believed: set[int] | None, recent: frozenset[int]) -> Iterator[int]:
         for member in self._walk(line, line.rank[head], line.step, believed, len(line.members)):
             if member in recent:
                 return

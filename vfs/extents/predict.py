@@ -34,6 +34,10 @@ Range = tuple[int, int]
 _PAGE = 4096
 _AT_ONCE_MAX = 512
 """Members of a suspected pattern that are handed out before all others: the biases and norms of a checkpoint's layers."""
+_WAITS_MAX = 16
+"""Times that a member near a reader may come due before it counts as missed."""
+_LONG_RUN_BYTES = 8 << 20
+"""A run of reads so long is no random access of large records."""
 _INTERVALS_MAX = 50_000
 """Separate intervals read of one file: beyond, its reads are scattered, and the books of them cost more than they give."""
 
@@ -99,8 +103,10 @@ class Prediction:
         self._asked = Spans()
         self._live = Spans()  # asked, not read, not yet due
         self._due: deque[tuple[int, int]] = deque()  # (observations by which it should be read, member)
+        self._waits: dict[int, int] = {}
         self._begun: set[int] = set()  # members that came due while they were being read
-        self._urgent: deque[int] = deque()
+        self._current: deque[int] = deque()  # wanted members that are not handed out to their end
+        self._urgent: deque[int] = deque()  # before the queue: on suspicion, or what was cut
         self._queue: Iterator[int] = iter(())
         self._suspicion_bytes = 0
         self._reached: deque[int] = deque(maxlen=4)
@@ -164,6 +170,8 @@ class Prediction:
             self._observed += 1
         for place, member in enumerate(seen.wanted):
             self._observe(member, jumped=seen.jumped and place == 0, is_end=place in (0, len(seen.wanted) - 1))
+        if seen.wanted and not seen.jumped and seen.run_bytes >= _LONG_RUN_BYTES:
+            self._follow.runs_on()
         self._collect_due()
         self._judge()
         return [] if self._off else self._hand_out(self._knobs.limit_bytes if limit_bytes is None else limit_bytes)
@@ -229,13 +237,14 @@ class Prediction:
         self._misses[pattern] = 0
         self._measure_margins(member)
         turned = is_end and self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
-        self._urgent.append(member)
+        self._current.append(member)
         if is_new:
             for relative in self.patterns.relatives(pattern):
                 self._suspect(relative, beside=member)
             for weak in [*self._weak]:
                 self._suspect(weak)
-        if is_new or turned:
+        begin = self.layout.offsets[member]
+        if is_new or turned or not self._asked.measure(begin, begin + self.layout.lengths[member]):
             self._plan()
 
     def _believed(self) -> set[int]:
@@ -298,22 +307,32 @@ class Prediction:
         """Return as much of the queue as trust leaves room for."""
         sure = self._whole or (bool(self._known) and self._follow.is_known_order and not self._follow.jumps)
         window = limit_bytes if sure else int(limit_bytes * self._follow.trust**2)
-        found: list[Range] = []
-        room = window - self._live.total
-        while room > 0:
-            member = self._urgent.popleft() if self._urgent else next(self._queue, None)
-            if member is None:
-                break
-            parts, is_done = self._take(member, room, window)
+        window -= max(0, self._overdue - self._hit // 4)
+        found, is_done = self._drain(self._current, limit_bytes)  # what is being read now needs no trust
+        if is_done:
+            more, is_done = self._drain(self._urgent, window)
+            found += more
+        while is_done and self._live.total < window and (member := next(self._queue, None)) is not None:
+            parts, is_done = self._take(member, window)
             found += parts
-            room = window - self._live.total
             if not is_done:
                 self._urgent.appendleft(member)
-                break
         return found
 
-    def _take(self, member: int, room: int, window: int) -> tuple[list[Range], bool]:
+    def _drain(self, members: deque[int], window: int) -> tuple[list[Range], bool]:
+        """Hand out these members first; returns the ranges and whether there is room for others."""
+        found: list[Range] = []
+        while members and self._live.total < window:
+            parts, is_done = self._take(members[0], window)
+            found += parts
+            if not is_done:
+                return found, False
+            members.popleft()
+        return found, not members
+
+    def _take(self, member: int, window: int) -> tuple[list[Range], bool]:
         """Hand out what is left of a member and fits; returns the ranges and whether nothing is left."""
+        room = window - self._live.total
         offset, length = self.layout.offsets[member], self.layout.lengths[member]
         if self._evidence.covered(offset, offset + length) == length:
             return [], True
@@ -351,7 +370,9 @@ class Prediction:
                 self._begun.add(member)
                 self._expect(member)
                 continue
-            if self._follow.is_ahead(member):  # patterns that were believed since then come between
+            waits = self._waits.get(member, 0)
+            if self._follow.is_ahead(member) or (waits < _WAITS_MAX and self._follow.is_near(member)):
+                self._waits[member] = waits + 1  # patterns that were believed since then come between, or other readers
                 self._expect(member)
                 continue
             unread = self._live.remove(max(0, offset - self._before), offset + length + self._after)
