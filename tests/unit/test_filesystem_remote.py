@@ -309,3 +309,21 @@ def test_held_file_whose_object_is_deleted_is_stale_and_not_absent(running: Agen
             await worker.filesystem.read(ino, 0, 1000)
 
     run_worker(running.base, text, body)
+
+
+def test_names_that_are_looked_up_while_their_directory_is_being_listed_are_all_found(tmp_path: Path, text: str) -> None:
+    brief = text.replace("60s", "50ms")
+
+    async def body(worker: Worker) -> None:
+        ino = await worker.find("d")
+
+        async def look_up(index: int) -> None:
+            for step in range(60):
+                await worker.filesystem.lookup(ino, b"%03d" % ((index * 37 + step * 101) % 700))
+
+        async with trio.open_nursery() as nursery:
+            for index in range(16):
+                nursery.start_soon(look_up, index)
+
+    with agent(tmp_path, brief):
+        run_worker(tmp_path, brief, body)

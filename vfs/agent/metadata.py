@@ -188,22 +188,22 @@ class Metadata:
         """Return (True, entry) if a listing of the directory settles it, else (False, None)."""
         try:
             listed = await self.list(parent, 0, 0, believed_s)
-            while not listed.complete and listed.count < _ENTRIES_FOR_LOOKUP:
-                if (known := self._seen_since(path, listed.generation)) is not None:
-                    return True, known.entry
+            while True:
+                settled, entry = self._settled(parent, path, listed)
+                if settled or listed.complete or listed.count >= _ENTRIES_FOR_LOOKUP:
+                    return settled, entry
                 listed = await self.list(parent, listed.generation, listed.count)
         except (NotFound, NotADirectory, Unavailable):
             return False, None
-        if (known := self._seen_since(path, listed.generation)) is not None:
-            return True, known.entry
-        return (True, None) if listed.complete else (False, None)
 
-    def _seen_since(self, path: LakePath, generation: int) -> Known | None:
-        """Return what was said about a path in this listing of its directory, or by itself since it was begun."""
-        known, listing = self._catalog.known(path), self._catalog.listing(LakePath(split(path)[0]))
-        if known is None or listing is None or listing.generation != generation:
-            return None
-        return known if known.generation == generation or known.seen_ns >= listing.begun_ns else None
+    def _settled(self, parent: LakePath, path: LakePath, listed: wire.Listed) -> tuple[bool, Entry | None]:
+        """Return whether a listing says what `path` is, or it was asked for by itself since the listing was begun."""
+        known, listing = self._catalog.known(path), self._catalog.listing(parent)
+        if listing is None or listing.generation != listed.generation:
+            return False, None  # replaced before we had our turn: its silence says nothing any more
+        if known is not None and (known.generation == listed.generation or known.seen_ns >= listing.begun_ns):
+            return True, known.entry
+        return listed.complete, None
 
     async def _stat(self, point: MountPoint, path: LakePath, *, must: bool = False) -> Entry | None:
         """Ask the origin.

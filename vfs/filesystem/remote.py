@@ -72,10 +72,13 @@ class RemoteTree:
         """Return what the origin says, or what it said last where it can't be asked now."""
         if not can_posix_carry(split(path)[1]) and path:
             raise NotFound(path, "no origin can hold a name that is not UTF-8")
+        # The listing first: what it holds when it is complete is known. Asked the other way round, the agent may complete
+        # it in between, and a name that is there would be taken for absent.
+        is_listed = self._is_listed(LakePath(split(path)[0]))
         known = self._catalog.known(path)
         if known is not None and (node := self._fresh(path, known)) is not None:
             return node
-        if known is None and self._is_listed_without(path):
+        if known is None and is_listed:
             raise NotFound(path)
         try:
             found = await self._agent.call(wire.Stat(path), wire.Found, path, self._deadline_s(path, Access.OPEN))
@@ -116,10 +119,9 @@ class RemoteTree:
     def _deadline_s(self, path: LakePath, access: Access, size: int | None = None) -> float:
         return self._policy.deadline_s(path, access, self._point.site, size)
 
-    def _is_listed_without(self, path: LakePath) -> bool:
-        parent = LakePath(split(path)[0])
-        listing = self._catalog.listing(parent)
-        return listing is not None and listing.complete and self._is_current(parent, listing)
+    def _is_listed(self, path: LakePath) -> bool:
+        listing = self._catalog.listing(path)
+        return listing is not None and listing.complete and self._is_current(path, listing)
 
     def _is_current(self, path: LakePath, listing: Listing) -> bool:
         return self._age_s(listing.begun_ns) < self._policy.listing_ttl_s(path, self._point.site)
