@@ -130,6 +130,12 @@ def test_cache_behind_a_symlink_into_the_mount_point_is_refused(tmp_path: Path) 
         check_places(loaded, "/etc/foremount.toml", os.path.realpath(tmp_path / "mnt"), rundir.RunDir("/run/foremount/x"))
 
 
+def test_policy_documents_inside_the_mount_point_are_refused() -> None:
+    loaded = config.parse('policies = ["../mnt/lake/policies"]\n' + CONFIG.format(path="/data", cache="/cache"))
+    with pytest.raises(InvalidConfig, match=r"policies: '/etc/../mnt/lake/policies' lies inside the mount point"):
+        check_places(loaded, "/etc/foremount.toml", "/mnt/lake", rundir.RunDir("/run/foremount/mnt-lake"))
+
+
 def test_neighbours_with_a_common_beginning_are_accepted() -> None:
     loaded = config.parse(CONFIG.format(path="/mnt/lake-src", cache="/mnt/lake2"))
     check_places(loaded, "/etc/foremount.toml", "/mnt/lake", rundir.RunDir("/run/foremount/mnt-lake"))

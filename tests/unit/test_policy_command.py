@@ -83,6 +83,28 @@ def test_check_with_a_configuration_refuses_sites_that_it_does_not_know(director
     assert run("check", str(directory / "own.toml")).exit_code == 0
 
 
+def test_check_of_a_configuration_names_what_its_documents_state_to_no_effect(directory):
+    config = directory / "foremount.toml"
+    config.write_text(
+        'policies = ["own.toml"]\n[sites.here]\nkind = "local"\npath = "/srv"\n[[mounts]]\nprefix = "/"\nsite = "here"\n'
+    )
+    result = CliRunner().invoke(main, ["config", "check", str(config)])
+    assert [line for line in result.stdout.splitlines() if line.startswith("note")] == [
+        "note: own/r, line 2: never matches so far: uid is not known yet",
+        "note: own/r, line 2: cache is not in force yet: it comes with cache classes",
+    ]
+
+
+def test_explain_with_a_configuration_has_its_limits_as_defaults(directory):
+    config = directory / "foremount.toml"
+    config.write_text(
+        '[sites.here]\nkind = "local"\npath = "/srv"\n[[mounts]]\nprefix = "/"\nsite = "here"\n'
+        '[limits]\norigin_deadline = "7s"\n'
+    )
+    lines = run("explain", "a", "--config", str(config)).stdout.splitlines()
+    assert "deadline          7s                      default" in lines
+
+
 def test_show_lists_rules_in_force_order(directory):
     result = run("show", "--policy", str(directory), "--policy", "workstation")
     names = [line.split(":")[0].strip() for line in result.stdout.splitlines() if not line.startswith("      ")]
