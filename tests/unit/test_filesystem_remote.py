@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from tests.servers.wan_origin import Fault, WanOrigin
 from tests.worker import Agent, RecordingPassthrough, Worker, agent, run_worker
+from vfs import config, wire
+from vfs.clock import SystemClock
 from vfs.errors import DeadlineExceeded, NotFound, ReadOnly, Stale, Unavailable
+from vfs.filesystem.agent import AgentClient
 from vfs.filesystem.openfiles import IDLE_S
+from vfs.filesystem.reads import ReadReports
+from vfs.filesystem.remote import OpenObjects, RemoteTree
+from vfs.model import Entry, Kind, LakePath, Version
+from vfs.namespace.catalog import CatalogWriter, Known
+from vfs.namespace.mounts import build_mount_table
+from vfs.policy.inforce import InForce, open_store
 
 CONFIG = """
 [sites.origin]
@@ -327,3 +338,38 @@ def test_names_that_are_looked_up_while_their_directory_is_being_listed_are_all_
 
     with agent(tmp_path, brief):
         run_worker(tmp_path, brief, body)
+
+
+class BusyCatalog(CatalogWriter):
+    """A catalog in which a listing is completed right after a name was looked for."""
+
+    def known(self, path: LakePath) -> Known | None:
+        found = super().known(path)
+        listing = self.begin_listing(LakePath("d"), time.time_ns())
+        self.complete_listing(LakePath("d"), self.extend_listing(LakePath("d"), listing, [ENTRY], time.time_ns()))
+        return found
+
+
+class SilentAgent(AgentClient):
+    """An agent that does not answer."""
+
+    async def call(self, call: wire.Call, expected: Any, subject: str, deadline_s: float | None = None) -> Any:
+        raise DeadlineExceeded(subject)
+
+
+ENTRY = Entry("f", Kind.FILE, Version(5))
+
+
+def test_name_is_not_absent_because_its_listing_was_completed_while_we_looked(tmp_path: Path) -> None:
+    catalog = BusyCatalog(str(tmp_path / "catalog.lmdb"))
+    client = SilentAgent("", lambda: wire.Hello(0, passthrough=False, why_not=""), deadline_s=1)
+    (tmp_path / "foremount.toml").write_text(CONFIG.replace("TTL", "60s").replace("URL", "http://127.0.0.1:9"))
+    loaded = config.load(tmp_path / "foremount.toml")
+    (point,) = build_mount_table(loaded).points
+    tree = RemoteTree(
+        point, agent=client, catalog=catalog, cache_root="", objects=OpenObjects(1), reports=ReadReports(client),
+        clock=SystemClock(), policy=InForce(open_store(loaded, str(tmp_path / "foremount.toml"))), owner=(0, 0),
+    )  # fmt: skip
+    with pytest.raises(DeadlineExceeded):  # asked, and not taken for absent
+        trio.run(tree.lookup, LakePath("d/f"))
+    catalog.close()
