@@ -9,7 +9,7 @@ from typing import Any
 
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
-from vfs.errors import ForemountError, NotFound, Unsupported, to_failure
+from vfs.errors import ForemountError, NotFound, Stale, Unsupported, to_failure
 from vfs.extents.store import Store, Stored
 from vfs.model import Entry, Kind, LakePath, join
 from vfs.namespace.catalog import Catalog
@@ -151,10 +151,15 @@ class LocalCopies:
                 if entry is not None:
                     yield entry
             place += len(page)
-            if not page and listed.complete:
-                return
-            if place >= listed.count and not listed.complete:
-                listed = await self._metadata.list(path, listed.generation, place)
+            is_gone = not page and place < listed.count
+            if place >= listed.count:
+                if listed.complete:
+                    return
+                generation = listed.generation
+                listed = await self._metadata.list(path, generation, place)
+                is_gone = listed.generation != generation
+            if is_gone:  # listed anew meanwhile: an end here would leave files out
+                raise Stale(path, "was listed anew while it was being fetched", "fetch it again")
 
 
 class _Run:

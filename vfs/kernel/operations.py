@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from vfs.kernel.guard import guarded
 from vfs.kernel.passthrough import KernelPassthrough
 from vfs.model import Ino
 
+log = logging.getLogger(__name__)
 _BLOCK = 512
 _PREFERRED_IO_BYTES = 128 << 10
 """st_blksize: the buffer of Python's open(). Larger ones only make many small reads copy more."""
@@ -42,7 +44,10 @@ class Operations(pyfuse3.Operations):
         return self._entry(await self._fs.attributes(Ino(inode)))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        self._fs.forget([(Ino(ino), count) for ino, count in inode_list])
+        try:
+            self._fs.forget([(Ino(ino), count) for ino, count in inode_list])
+        except Exception:
+            log.exception("forget: bug; nobody waits for an answer")
 
     @guarded
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
