@@ -92,7 +92,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         store = Store.open(loaded.cache.directory, loaded.cache.size)
         stack.callback(store.close)
         spill = Store.open(spill_directory(os.path.basename(rundir.path)), _SPILL_BYTES)
-        stack.callback(spill.close)
+        stack.callback(spill.close_and_remove)
         catalog = CatalogWriter(os.path.join(store.root, "catalog.lmdb"))
         stack.callback(catalog.close)
         tasks = await stack.enter_async_context(_Tasks())
