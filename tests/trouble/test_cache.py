@@ -87,7 +87,10 @@ def fetches_of(lake: Lake) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("options", [(), ("--no-passthrough",)], ids=["passthrough", "page cache"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), id="passthrough", marks=pytest.mark.slow), pytest.param(("--no-passthrough",), id="page cache")],
+)
 def test_flipped_byte_in_a_partly_cached_file_is_fetched_again_and_counted(
     wan_origin: WanOrigin, wan_root: Path, options: tuple[str, ...]
 ) -> None:
@@ -151,7 +154,7 @@ def damages() -> list[tuple[str, Callable[[Path, Path], None]]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["complete", "partial"])
+@pytest.mark.parametrize("name", ["complete", pytest.param("partial", marks=pytest.mark.slow)])
 def test_damaged_cache_files_are_made_anew(wan_origin: WanOrigin, wan_root: Path, name: str) -> None:
     """D61"""
     content = SMALL if name == "complete" else BIG
@@ -186,8 +189,11 @@ def test_verify_drops_a_broken_block_and_the_next_read_is_right(wan_origin: WanO
 
 @pytest.mark.parametrize(
     "fault",
-    [Fault(kind="status"), Fault(kind="reset"), Fault(kind="stall")],
-    ids=["answers 503", "resets connections", "hangs"],
+    [
+        pytest.param(Fault(kind="status"), id="answers 503"),
+        pytest.param(Fault(kind="reset"), id="resets connections", marks=pytest.mark.slow),
+        pytest.param(Fault(kind="stall"), id="hangs", marks=pytest.mark.slow),
+    ],
 )
 def test_unreachable_origin_serves_what_is_here_and_fails_the_rest_at_the_deadline(
     wan_origin: WanOrigin, wan_root: Path, fault: Fault

@@ -158,6 +158,7 @@ def test_one_killed_worker_is_not_noticed_by_readers_of_remote_files(wan_origin:
     readers.check()
 
 
+@pytest.mark.slow
 def test_worker_and_agent_killed_together_are_not_noticed(wan_origin: WanOrigin, wan_root: Path) -> None:
     with remote_lake(wan_origin, wan_root) as (lake, files), Readers(lake.root, held(files)) as readers:
         for _ in range(3):
@@ -181,6 +182,7 @@ def test_directory_stream_goes_on_over_a_killed_worker(scratch: Path) -> None:
     assert sorted(found) == sorted(names | {".foremount"})
 
 
+@pytest.mark.slow
 def test_remote_directory_stream_goes_on_over_a_killed_worker(wan_origin: WanOrigin, wan_root: Path) -> None:
     names = {f"{index:05d}" for index in range(3000)}
     write(wan_root, {f"d/{name}": b"" for name in names})
@@ -208,6 +210,7 @@ def test_file_being_written_is_complete_though_the_worker_was_killed(scratch: Pa
     assert (scratch / "disk/final").read_bytes() == block * 12
 
 
+@pytest.mark.slow
 def test_held_replaced_file_survives_the_worker_in_passthrough(scratch: Path) -> None:
     with local_lake(scratch) as (lake, files), open(lake.root / "big", "rb") as old:
         assert os.pread(old.fileno(), 10, 0) == files["big"][:10]
@@ -333,6 +336,7 @@ def test_lazy_unmount_with_an_open_descriptor_ends_in_bounded_time(scratch: Path
             wait_until(lambda: not alive(keeper), "the keeper's end", 20)
 
 
+@pytest.mark.slow
 def test_umount_with_an_open_descriptor_ends_in_bounded_time(scratch: Path) -> None:
     """D13"""
     with local_lake(scratch) as (lake, _):
