@@ -63,6 +63,13 @@ class OpenObject(msgspec.Struct, frozen=True, array_like=True, tag=True):
     version: Version
 
 
+class Hold(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Keep an object that the worker found complete, and that the kernel may read, until `CloseObject`. Not answered."""
+
+    path: LakePath
+    version: Version
+
+
 class Need(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Fetch a range of an open object; answered with `Ready` once every block of it is in the cache.
 
@@ -101,7 +108,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True, tag=True):
     values: dict[str, float]
 
 
-Call = Hello | Stat | List | OpenObject | Need | Reads | CloseObject | Counters
+Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -108,6 +108,9 @@ class WorkerServer:
                 key, root = await self._objects.open(path, version)
                 self._hold_once(key, held)
                 return wire.Opened(root)
+            case wire.Hold(path, version):
+                key, _ = await self._objects.open(path, version, complete=True)
+                self._hold_once(key, held)
             case wire.Need(key, offset, length, broken):
                 return wire.Ready(await self._objects.need(key, offset, length, broken=broken))
             case wire.Reads(key, ranges):

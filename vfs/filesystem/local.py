@@ -249,6 +249,13 @@ class LocalSource:
         with Translated(self._subject):
             os.fsync(self._fd)
 
+    def announce(self) -> None:
+        return
+
+    def shed(self) -> bool:
+        self.close()
+        return False
+
     def close(self) -> None:
         os.close(self._fd)
 

@@ -3,8 +3,8 @@
 Order of changes, so that a worker may be killed anywhere: an id is written down before the kernel is told of it in a reply,
 and struck out before it is given back. What is lost in between is an id that nobody uses until the mount ends.
 
-A backing id stays for some seconds after the last handle: files that are opened again and again (samples, shards of 8 ranks)
-cost no system call then.
+The backing id of a local file stays for some seconds after the last handle: files that are opened again and again (samples,
+shards of 8 ranks) cost no system call then. A file of the cache goes at once: its space is counted, and may be needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OpenFile:
     """An open inode.
 
     Attributes:
-        source: None while the kernel alone serves the inode: its backing file needs no descriptor of ours.
+        source: None while the kernel alone serves the inode and nothing is held for it elsewhere.
         backing: the kernel's id of the backing file while the inode is open in passthrough, else 0.
         writable: its tree can be written.
     """
@@ -130,8 +130,8 @@ class OpenFiles:
             if file.backing:
                 inode.row.backing = file.backing
                 self._inodes.save(inode)
-        if file.backing and file.source is not None and (not file.writable or len(self._files) > self._open_max):
-            file.source.close()  # the kernel holds the file itself
+        may_shed = not file.writable or len(self._files) > self._open_max  # the kernel holds the file itself
+        if file.backing and file.source is not None and may_shed and not file.source.shed():
             file.source = None
 
     def release(self, ino: Ino) -> None:
@@ -141,7 +141,7 @@ class OpenFiles:
         file = self._files.get(ino)
         if inode.opens or file is None:
             return
-        if file.backing:
+        if file.backing and file.source is None:
             self._idle[ino] = self._clock.monotonic_s()
             if len(self._idle) > IDLE_MAX:
                 self.close(next(iter(self._idle)))
@@ -173,6 +173,12 @@ class OpenFiles:
         """Let go of a file now if it only waits for another open."""
         if ino in self._idle:
             self.close(ino)
+
+    def announce(self) -> None:
+        """Tell a new agent which of its objects are in use."""
+        for file in self._files.values():
+            if file.source is not None:
+                file.source.announce()
 
     def close_all(self) -> None:
         """Close our descriptors. The kernel's ids stay: the mount ends, or another worker takes over."""

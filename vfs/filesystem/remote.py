@@ -251,6 +251,7 @@ class ObjectSource:
         self._reports = reports
         self._deadline_s = deadline_s
         self._backing_fd: int | None = None
+        self._is_complete = False
         self._connection = -1
         self.root = ""
 
@@ -269,7 +270,15 @@ class ObjectSource:
             return False
         self.root = cache_root
         self._backing_fd = os.dup(found.fileno())
+        self._is_complete = True
+        self.announce()
         return True
+
+    def announce(self) -> None:
+        """Have the agent keep the object while the kernel may read it: evicted, its space would not be free."""
+        if self._is_complete and self._agent.connected:
+            self._agent.tell_nowait(wire.Hold(self._path, self._version))
+            self._connection = self._agent.connections
 
     async def open_with_agent(self) -> None:
         """Have the agent prepare the object and keep it."""
@@ -328,11 +337,15 @@ class ObjectSource:
     async def sync(self) -> None:
         return
 
-    def close(self) -> None:
+    def shed(self) -> bool:
         self._objects.drop(self._key)
         if self._backing_fd is not None:
             os.close(self._backing_fd)
             self._backing_fd = None
+        return True
+
+    def close(self) -> None:
+        self.shed()
         if self._connection == self._agent.connections:
             self._agent.tell_nowait(wire.CloseObject(self._key))
 

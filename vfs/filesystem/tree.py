@@ -98,8 +98,16 @@ class Source(Protocol):
         """Return when what was written is on the disk."""
         ...
 
+    def announce(self) -> None:
+        """There is a new agent: tell it what is held for this source, if anything."""
+        ...
+
+    def shed(self) -> bool:
+        """The kernel has the backing file: let go of descriptors. Returns whether `read` goes on without them."""
+        ...
+
     def close(self) -> None:
-        """Let go of descriptors."""
+        """Let go of descriptors, and of what is held elsewhere for this source."""
         ...
 
 

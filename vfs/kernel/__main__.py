@@ -134,6 +134,7 @@ class _Worker:
                     )
                 )
             files = OpenFiles(inodes, self._passthrough, clock, open_max=self._open_max // 4)
+            self._agent.on_connect = files.announce
             filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4)
             stack.callback(filesystem.close)
             await self._serve(filesystem, reports)
