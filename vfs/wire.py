@@ -66,8 +66,7 @@ class OpenObject(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Hold(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Keep an object that the worker found complete, and that the kernel may read, until `CloseObject`. Not answered."""
 
-    path: LakePath
-    version: Version
+    key: ObjectKey
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -112,7 +112,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         )
         prefetcher = Prefetcher(fetcher, Lessons(catalog), read_ahead=loaded.limits.read_ahead, spawn=tasks.spawn)
         objects = Objects(mounts, fetcher, prefetcher)
-        server = WorkerServer(metadata, objects, on_reads=prefetcher.reads)
+        server = WorkerServer(metadata, objects, store, on_reads=prefetcher.reads)
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
         facts = Status(loaded, mounts, stores, metadata, objects, server, fetcher.counters, policies, rules)

@@ -35,18 +35,13 @@ class Objects:
             raise NotFound(path, "nothing is mounted there")
         return Identity(point.site, point.site_path(path), version)
 
-    async def open(self, path: LakePath, version: Version, *, complete: bool = False) -> tuple[ObjectKey, str]:
-        """Make room for this version and hold it until `close`; return its key and the directory of its store.
-
-        Args:
-            complete: the caller found all of it in the cache: nothing is to be predicted.
-        """
+    async def open(self, path: LakePath, version: Version) -> tuple[ObjectKey, str]:
+        """Make room for this version and hold it until `close`; return its key and the directory of its store."""
         identity = self.identity(path, version)
         root = await self._fetcher.hold(identity)
         key = object_key(identity.site, identity.path, identity.version)
         self._open[key] = identity, self._open.get(key, (identity, 0))[1] + 1
-        if not complete:
-            self._prefetcher.opened(identity)
+        self._prefetcher.opened(identity)
         return key, root
 
     async def need(self, key: ObjectKey, offset: int, length: int, *, broken: int = -1, background: bool = False) -> str:

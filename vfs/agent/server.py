@@ -7,11 +7,13 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 from vfs import wire
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
-from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, to_failure
+from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, Unsupported, to_failure
+from vfs.extents.store import Store
 from vfs.model import ObjectKey
 
 log = logging.getLogger(__name__)
@@ -30,11 +32,13 @@ class WorkerServer:
         self,
         metadata: Metadata,
         objects: Objects,
+        store: Store,
         *,
         on_reads: Callable[[ObjectKey, list[tuple[int, int]]], None],
     ) -> None:
         self._metadata = metadata
         self._objects = objects
+        self._store = store
         self._on_reads = on_reads
         self.hello: wire.Hello | None = None
         self._greeted: asyncio.StreamWriter | None = None
@@ -62,27 +66,53 @@ class WorkerServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until the worker goes."""
-        held: set[ObjectKey] = set()
+        held = _Held()
         frames = wire.FrameBuffer()
         try:
             async with asyncio.TaskGroup() as group:
                 while received := await reader.read(_READ_BYTES):
                     for body in frames.feed(received):
                         request = wire.decode_request(body)
-                        if isinstance(request.call, wire.Hello):
-                            self._greeted = writer
-                        group.create_task(self._answer(request, writer, held))
+                        if request.id:
+                            group.create_task(self._answer(request, writer, held))
+                        else:  # in order, and without a task: there may be two for each open of a small file
+                            self._note(request.call, writer, held)
                 raise _Gone
         except* (_Gone, ConnectionError, wire.BrokenFrame):
             log.info("worker went away")
         finally:
-            for key in held:
+            for key in held.opened:
                 self._objects.close(key)
+            for key in held.kept:
+                self._store.release(key)
             if writer is self._greeted:
                 self.hello = self._greeted = None
             writer.close()
 
-    async def _answer(self, request: wire.Request, writer: asyncio.StreamWriter, held: set[ObjectKey]) -> None:
+    def _note(self, call: wire.Call, writer: asyncio.StreamWriter, held: _Held) -> None:
+        """Take in a message that is not answered."""
+        match call:
+            case wire.Hello():
+                self.hello, self._greeted = call, writer
+                log.info("worker %s connected, passthrough: %s", call.pid, call.why_not or "in force")
+            case wire.Hold(key):
+                if key not in held.kept and self._store.hold(key):
+                    held.kept.add(key)
+            case wire.CloseObject(key):
+                if key in held.opened:
+                    held.opened.remove(key)
+                    self._objects.close(key)
+                if key in held.kept:
+                    held.kept.remove(key)
+                    self._store.release(key)
+            case wire.Reads(key, ranges):
+                self._on_reads(key, ranges)
+            case wire.Counters(values):
+                self.counters = values
+            case _:
+                log.warning("a %s without a number is not answered", type(call).__name__)
+
+    async def _answer(self, request: wire.Request, writer: asyncio.StreamWriter, held: _Held) -> None:
         try:
             async with asyncio.timeout(request.deadline_s or None):
                 answer = await self._carry_out(request.call, held)
@@ -94,11 +124,10 @@ class WorkerServer:
         except Exception as exc:
             log.exception("bug while answering %s", type(request.call).__name__)
             answer = wire.Failed(to_failure(Unavailable("agent", f"bug: {type(exc).__name__}, see agent.log")))
-        if answer is not None and request.id:
-            writer.write(wire.encode(wire.Response(request.id, answer)))
-            await writer.drain()
+        writer.write(wire.encode(wire.Response(request.id, answer)))
+        await writer.drain()
 
-    async def _carry_out(self, call: wire.Call, held: set[ObjectKey]) -> wire.Answer | None:
+    async def _carry_out(self, call: wire.Call, held: _Held) -> wire.Answer:
         match call:
             case wire.Stat(path):
                 return wire.Found(await self._metadata.stat(path))
@@ -106,31 +135,27 @@ class WorkerServer:
                 return await self._metadata.list(path, generation, after)
             case wire.OpenObject(path, version):
                 key, root = await self._objects.open(path, version)
-                self._hold_once(key, held)
+                if key in held.opened:  # one hold for each connection, however often its worker opens the object
+                    self._objects.close(key)
+                held.opened.add(key)
                 return wire.Opened(root)
-            case wire.Hold(path, version):
-                key, _ = await self._objects.open(path, version, complete=True)
-                self._hold_once(key, held)
             case wire.Need(key, offset, length, broken):
                 return wire.Ready(await self._objects.need(key, offset, length, broken=broken))
-            case wire.Reads(key, ranges):
-                self._on_reads(key, ranges)
-            case wire.CloseObject(key):
-                if key in held:
-                    held.remove(key)
-                    self._objects.close(key)
-            case wire.Hello():
-                self.hello = call
-                log.info("worker %s connected, passthrough: %s", call.pid, call.why_not or "in force")
-            case wire.Counters(values):
-                self.counters = values
-        return None
+            case _:
+                raise Unsupported(type(call).__name__, "has no answer")
 
-    def _hold_once(self, key: ObjectKey, held: set[ObjectKey]) -> None:
-        """One hold for each connection, however often its worker opens the object."""
-        if key in held:
-            self._objects.close(key)
-        held.add(key)
+
+@dataclass(slots=True)
+class _Held:
+    """What one connection holds.
+
+    Attributes:
+        opened: objects that the agent fills for it.
+        kept: complete objects that it reads without us.
+    """
+
+    opened: set[ObjectKey] = field(default_factory=set)
+    kept: set[ObjectKey] = field(default_factory=set)
 
 
 class _Gone(Exception):  # a signal inside this module, not an error

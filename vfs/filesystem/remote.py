@@ -252,7 +252,7 @@ class ObjectSource:
         self._deadline_s = deadline_s
         self._backing_fd: int | None = None
         self._is_complete = False
-        self._connection = -1
+        self._connection = self._kept_by = -1
         self.root = ""
 
     @property
@@ -277,8 +277,8 @@ class ObjectSource:
     def announce(self) -> None:
         """Have the agent keep the object while the kernel may read it: evicted, its space would not be free."""
         if self._is_complete and self._agent.connected:
-            self._agent.tell_nowait(wire.Hold(self._path, self._version))
-            self._connection = self._agent.connections
+            self._agent.tell_nowait(wire.Hold(self._key))
+            self._kept_by = self._agent.connections
 
     async def open_with_agent(self) -> None:
         """Have the agent prepare the object and keep it."""
@@ -346,7 +346,7 @@ class ObjectSource:
 
     def close(self) -> None:
         self.shed()
-        if self._connection == self._agent.connections:
+        if self._agent.connections in (self._connection, self._kept_by):
             self._agent.tell_nowait(wire.CloseObject(self._key))
 
 
