@@ -147,8 +147,7 @@ class Evidence:
         faults = (run[0], *self._faults(start, end))
         return (
             length >= self._around
-            and run[1] - offset
-            > self._around // 2 - _PAGE  # a lone page is no begin of a tensor
+            and run[1] - offset > self._around // 2 - _PAGE  # a lone page is no begin of a tensor
             and not is_spill
             and any(0 <= offset - fault < _PAGE for fault in faults)
         )
