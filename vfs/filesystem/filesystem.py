@@ -259,18 +259,18 @@ class FileSystem:
 
     # Changes: local sites that are mounted writable
 
-    def _writable_path(self, parent: Ino, name: bytes) -> tuple[LocalTree, LakePath, bytes]:
+    def _writable_path(self, parent: Ino, name: bytes) -> tuple[LocalTree, LakePath]:
         path = self.inodes.path(parent, name)
         tree = self._tree(path)
         if not isinstance(tree, LocalTree) or not tree.writable:
             raise ReadOnly(path, "lies on a mount that is not writable")
         if self.mounts.leads_to_mounts(path):
             raise Denied(path, "is part of the mount table")
-        return tree, path, tree.host_path(path)
+        return tree, path
 
     async def make_node(self, parent: Ino, name: bytes, mode: int, owner: tuple[int, int]) -> Attributes:
         """Create a regular file (others: `Unsupported`)."""
-        tree, path, _ = self._writable_path(parent, name)
+        tree, path = self._writable_path(parent, name)
         if not stat.S_ISREG(mode):
             raise Unsupported(path, "only regular files can be made")
         tree.make_file(path, mode, owner)
@@ -278,19 +278,19 @@ class FileSystem:
 
     async def make_directory(self, parent: Ino, name: bytes, mode: int, owner: tuple[int, int]) -> Attributes:
         """Create a directory."""
-        tree, path, _ = self._writable_path(parent, name)
+        tree, path = self._writable_path(parent, name)
         tree.make_directory(path, mode, owner)
         return await self.lookup(parent, name)
 
     async def make_symlink(self, parent: Ino, name: bytes, target: bytes, owner: tuple[int, int]) -> Attributes:
         """Create a symlink."""
-        tree, path, _ = self._writable_path(parent, name)
+        tree, path = self._writable_path(parent, name)
         tree.make_symlink(path, target, owner)
         return await self.lookup(parent, name)
 
     async def make_link(self, ino: Ino, parent: Ino, name: bytes) -> Attributes:
         """Create a hard link."""
-        tree, path, _ = self._writable_path(parent, name)
+        tree, path = self._writable_path(parent, name)
         source = self.inodes.path(ino)
         if self._tree(source) is not tree:
             raise CrossesMounts(path, "a link can't cross mounts")
@@ -299,7 +299,7 @@ class FileSystem:
 
     async def remove(self, parent: Ino, name: bytes, *, directory: bool) -> None:
         """Unlink a file or remove an empty directory."""
-        tree, path, _ = self._writable_path(parent, name)
+        tree, path = self._writable_path(parent, name)
         tree.remove(path, directory=directory)
         self._let_go(parent, name)
         self.inodes.unlink(parent, name)
@@ -312,8 +312,8 @@ class FileSystem:
 
     async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
         """Rename within one mount."""
-        tree, path, _ = self._writable_path(parent, name)
-        new_tree, new_path, _ = self._writable_path(new_parent, new_name)
+        tree, path = self._writable_path(parent, name)
+        new_tree, new_path = self._writable_path(new_parent, new_name)
         if new_tree is not tree:
             raise CrossesMounts(path, "a rename can't cross mounts")
         tree.rename(path, new_path, flags)
@@ -325,7 +325,7 @@ class FileSystem:
 
     async def change(self, ino: Ino, **changes: int | None) -> Attributes:
         """Change size, mode, owner or times; see `LocalTree.change` for the names."""
-        tree, path, _ = self._writable_path(*self._parent_and_name(ino))
+        tree, path = self._writable_path(*self._parent_and_name(ino))
         file = self.files.get(ino)
         fd = file.source.backing_fd if file is not None and file.source is not None else None
         if fd is None and tree.node(tree.host_path(path), path).identity != self.inodes.get(ino).row.identity:
