@@ -3,11 +3,9 @@
 Flow: `ensure` finds the absent blocks of a range, joins the jobs that are bringing them already and starts one for each
 other run of them (`coalesce.py`). A job is a task of the service: it waits for its turn on the site's line and for memory,
 streams the body through a `Sink` into the object's store (`requests.py`), and wakes its callers block by block. What breaks
-is resumed at the block where it broke, at another replica if there is one. When the cache can't take a block the object
-moves to the spill, a store in memory, until it is released.
+is resumed at the block where it broke, at another replica if there is one. `homes.py` says which store takes the blocks.
 
-Tasks: one for each job, one that seals complete objects; all in the service's own group. Threads: `writers` for the stores,
-one for sealing.
+Tasks: one for each job, one that seals complete objects; all in the service's own group. Thread: one for sealing.
 """
 
 from __future__ import annotations
@@ -20,28 +18,25 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from vfs.clock import Clock
-from vfs.errors import Corrupt, ForemountError, NoSpace, NotFound, Stale, Unavailable, Unsupported
+from vfs.errors import ForemountError, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.budget import Budget, Priority
 from vfs.extents.coalesce import coalesce
 from vfs.extents.counters import FetchCounters
+from vfs.extents.homes import Homes
 from vfs.extents.jobs import FetchedObject, Job
-from vfs.extents.layout import BLOCK, Identity
+from vfs.extents.layout import Identity
 from vfs.extents.limits import FetchLimits
-from vfs.extents.reader import CachedObject
 from vfs.extents.requests import LineFacts, Requests
 from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, object_key
 from vfs.sites.protocol import Site
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _ROUNDS_MAX = 8
 """How often a range is looked at again: its fetch went to another job or store, or it was evicted meanwhile."""
@@ -74,21 +69,16 @@ class Fetcher:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.counters = FetchCounters()
-        self._store = store
-        self._spill = spill
-        self._clock = clock
+        self._homes = Homes(store, spill, clock=clock, limits=limits, counters=self.counters)
         self._limits = limits
         self._chance = chance or random.Random()  # noqa: S311  jitter needs no secrecy
         self._sleep = sleep
         self._objects: dict[ObjectKey, FetchedObject] = {}
         self._requests = Requests(sites, memory=memory, clock=clock, limits=limits, counters=self.counters)
-        self._store_retry_s = float("-inf")
         self._complete: asyncio.Queue[ObjectKey] = asyncio.Queue()
         self._busy = 0
-        self._renewing = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._writers = ThreadPoolExecutor(limits.writers, "extents")
         self._sealer = ThreadPoolExecutor(1, "extents-seal")
         self._tasks: asyncio.TaskGroup
 
@@ -106,10 +96,10 @@ class Fetcher:
                 assert job.task is not None
                 job.task.cancel()
         await self._tasks.__aexit__(None, None, None)
-        self._writers.shutdown()
+        self._homes.close()
         self._sealer.shutdown()
         for fetched in self._objects.values():
-            self._let_go(fetched)
+            self._homes.let_go(fetched)
 
     # What callers ask for
 
@@ -184,28 +174,16 @@ class Fetcher:
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
-        fetched = self._objects.get(key)
-        home = fetched.home if fetched is not None else self._store
-        await self._in_thread(home.drop_if_broken, key, block)
+        await self._homes.drop(key, block, self._objects.get(key))
 
     async def renew_if_unusable(self, identity: Identity) -> None:
-        """Make an object's files anew if they can't be opened by name: somebody else deleted or damaged them.
-
-        Our own descriptors may still be good, so nothing here notices it; a reader does.
+        """Make an object's files anew if they can't be opened by name, which a reader has found.
 
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
         key = object_key(identity.site, identity.path, identity.version)
-        async with self._renewing:  # of several complaints the first one is enough
-            fetched = self._objects.get(key)
-            home = fetched.home if fetched is not None else self._store
-            if not await self._in_thread(_is_unusable, home.root, key):
-                return
-            logger.warning("the files of %s can't be used, making them anew", key)
-            await self._in_thread(home.renew, identity)
-            if fetched is not None and not fetched.holding and fetched.home is home:
-                fetched.holding = home.hold(key)
+        await self._homes.renew_if_unusable(identity, key, self._objects.get(key))
 
     def lines(self) -> list[LineFacts]:
         """Return what is known of the sites' lines and how requests are formed, for `status` and `explain`."""
@@ -220,7 +198,7 @@ class Fetcher:
     async def _obtain(self, identity: Identity, replicas: Iterable[Identity]) -> FetchedObject:
         key = object_key(identity.site, identity.path, identity.version)
         if key not in self._objects:
-            home = await self._prepare(identity)
+            home = await self._homes.prepare(identity)
             # atomic from here; another caller may have been faster
             if key not in self._objects:
                 fetched = self._objects[key] = FetchedObject(identity, key, [identity, *replicas], home)
@@ -228,42 +206,10 @@ class Fetcher:
                 self._seal_if_complete(fetched)
         return self._objects[key]
 
-    async def _prepare(self, identity: Identity) -> Store:
-        """Return the store that has the object's files now: the cache, or the spill where the cache can't."""
-        try:
-            if self._clock.monotonic_s() >= self._store_retry_s:
-                try:
-                    await self._in_thread(self._store.prepare, identity)
-                    return self._store
-                except (NoSpace, Unavailable) as exc:
-                    self._bypass(identity, exc)
-            await self._in_thread(self._spill.prepare, identity)
-        except ValueError as exc:
-            raise Unsupported(f"{identity.site}:{identity.path}", f"can't be cached: {exc}") from exc
-        return self._spill
-
     def _forget_unused(self, fetched: FetchedObject) -> None:
         if not fetched.holds and not fetched.jobs and self._objects.get(fetched.key) is fetched:
             del self._objects[fetched.key]
-            self._let_go(fetched)
-
-    def _let_go(self, fetched: FetchedObject) -> None:
-        if fetched.holding:
-            fetched.home.release(fetched.key)
-            fetched.holding = False
-
-    def _bypass(self, identity: Identity, reason: ForemountError) -> None:
-        """Leave the cache alone for a while."""
-        self.counters.bypasses += 1
-        if self._clock.monotonic_s() >= self._store_retry_s:
-            logger.warning("the cache can't take %s:%s, memory does: %s", identity.site, identity.path, reason)
-        self._store_retry_s = self._clock.monotonic_s() + self._limits.store_retry_s
-
-    def _move(self, fetched: FetchedObject, home: Store) -> None:
-        """Let the object's blocks go to another store from now on; atomic."""
-        self._let_go(fetched)
-        fetched.home = home
-        fetched.holding = home.hold(fetched.key)
+            self._homes.let_go(fetched)
 
     # Ranges
 
@@ -275,7 +221,7 @@ class Fetcher:
 
     async def _ensure_part(self, fetched: FetchedObject, offset: int, length: int, priority: Priority) -> None:
         for _ in range(_ROUNDS_MAX):
-            gaps = await self._gaps(fetched, offset, length)
+            gaps = await self._homes.missing(fetched, offset, length)
             if not gaps:
                 return
             # atomic until `_wait` awaits: the gaps are those of this turn of the loop
@@ -285,35 +231,6 @@ class Fetcher:
             "is evicted faster than it is fetched",
             "give the cache more room: cache.size",
         )
-
-    async def _gaps(self, fetched: FetchedObject, offset: int, length: int) -> list[range]:
-        """Return the absent blocks of a range. Digests that can't be used are made anew, or those of the spill are."""
-        try:
-            return fetched.home.missing(fetched.key, offset, length)
-        except (Corrupt, NotFound) as exc:
-            logger.info("making %s anew: %s", fetched.key, exc)
-            try:
-                await self._in_thread(fetched.home.renew, fetched.identity)
-            except (NoSpace, Unavailable) as refusal:
-                await self._evade(fetched, refusal)
-        except Unavailable as exc:
-            await self._evade(fetched, exc)
-        if not fetched.holding:
-            fetched.holding = fetched.home.hold(fetched.key)
-        return fetched.home.missing(fetched.key, offset, length)
-
-    async def _evade(self, fetched: FetchedObject, reason: ForemountError) -> None:
-        """Move the object to the spill, without any block yet.
-
-        Raises:
-            ForemountError: it is there already, or the spill can't take it either.
-        """
-        if fetched.home is self._spill:
-            raise reason
-        await self._in_thread(self._spill.prepare, fetched.identity)
-        if fetched.home is not self._spill:
-            self._bypass(fetched.identity, reason)
-            self._move(fetched, self._spill)
 
     def _cover(self, fetched: FetchedObject, gaps: Sequence[range], priority: Priority) -> list[tuple[Job, int]]:
         """Return the jobs that bring the gaps, each with the block that has to be reached; starts those that are missing."""
@@ -382,8 +299,8 @@ class Fetcher:
         """Send requests until all blocks are written, nobody wants them, or it is hopeless."""
         attempts = 0
         last: Identity | None = None
-        if fetched.home is not self._store:
-            await self._salvage(fetched, job)
+        if fetched.home is not self._homes.cache:
+            await self._homes.salvage(fetched, job)
         while job.done < job.stop and job.wanted and not job.ended:
             source = self._requests.choose(fetched.sources, job)
             if job.tried[source]:
@@ -393,7 +310,7 @@ class Fetcher:
             job.tried[source] += 1
             before, last = job.done, source
             try:
-                await self._requests.send(fetched, job, source, functools.partial(self._submit, fetched))
+                await self._requests.send(fetched, job, source, functools.partial(self._homes.submit, fetched))
             except Unavailable as exc:
                 attempts = 1 if job.done > before else attempts + 1
                 if job.done > before:
@@ -414,73 +331,14 @@ class Fetcher:
         full_s = min(self._limits.backoff_s_max, self._limits.backoff_s * 2.0 ** (attempts - 1))
         return full_s * self._chance.uniform(0.5, 1)
 
-    def _submit(self, fetched: FetchedObject, first: int, body: memoryview) -> asyncio.Future[None]:
-        """Write blocks in a thread, to the spill where the cache can't take them."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        write = loop.run_in_executor(self._writers, self._put, fetched.home, fetched.identity, fetched.key, first, body)
-
-        def done(write: asyncio.Future[tuple[Store, ForemountError | None]]) -> None:
-            if ended.cancelled() or write.cancelled():
-                ended.cancel()
-                return
-            if (error := write.exception()) is not None:
-                ended.set_exception(error)
-                return
-            home, reason = write.result()
-            if reason is not None and fetched.home is not home:
-                self._bypass(fetched.identity, reason)
-                self._move(fetched, home)
-            ended.set_result(None)
-
-        write.add_done_callback(done)
-        return ended
-
-    def _put(
-        self, home: Store, identity: Identity, key: ObjectKey, first: int, body: memoryview
-    ) -> tuple[Store, ForemountError | None]:
-        """Write blocks; returns the store that took them, and why it is not `home`. In a thread."""
-        try:
-            home.write_blocks(key, first, body)
-            return home, None
-        except (NoSpace, Unavailable, NotFound, Corrupt) as exc:
-            if home is self._spill:
-                raise
-            self._spill.prepare(identity)
-            self._spill.write_blocks(key, first, body)
-            return self._spill, exc
-
-    async def _salvage(self, fetched: FetchedObject, job: Job) -> None:
-        """Copy what the cache has of the job to the spill, up to the first block that it has not."""
-        while job.done < job.stop:
-            count = min(job.stop - job.done, self._limits.batch_bytes // BLOCK)
-            try:
-                copied = await self._in_thread(self._copy, fetched.identity, fetched.key, job.done, count)
-            except ForemountError as exc:
-                logger.debug("nothing to salvage of %s: %s", fetched.key, exc)
-                return
-            if not copied:
-                return
-            self.counters.salvaged_bytes += copied * BLOCK
-            job.advance(job.done + copied)
-
-    def _copy(self, identity: Identity, key: ObjectKey, first: int, count: int) -> int:
-        """Copy blocks from the cache to the spill as long as they are there and right; returns how many. In a thread."""
-        scratch = memoryview(bytearray(count * BLOCK))
-        copied = self._store.read_blocks(key, first, count, scratch)
-        if copied:
-            end = min((first + copied) * BLOCK, identity.version.size)
-            self._spill.write_blocks(key, first, scratch[: end - first * BLOCK])
-        return copied
-
     # Sealing
 
     def _seal_if_complete(self, fetched: FetchedObject) -> None:
         """Have the object sealed when all of it is in the cache: the next open is served by the kernel alone."""
-        if fetched.home is not self._store or fetched.jobs:
+        if fetched.home is not self._homes.cache or fetched.jobs:
             return
         with contextlib.suppress(ForemountError):
-            if self._store.needs_seal(fetched.key):
+            if self._homes.cache.needs_seal(fetched.key):
                 self._count_busy(1)
                 self._complete.put_nowait(fetched.key)
 
@@ -493,7 +351,7 @@ class Fetcher:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._sealer, self._seal, keys)
             except ForemountError as exc:
-                logger.warning("%d objects of %s can't be sealed: %s", len(keys), self._store.root, exc)
+                logger.warning("%d objects of %s can't be sealed: %s", len(keys), self._homes.cache.root, exc)
             finally:
                 self._count_busy(-len(keys))
 
@@ -501,14 +359,11 @@ class Fetcher:
         """Seal objects. In a thread. One that was evicted meanwhile needs none."""
         if len(keys) == 1:
             with contextlib.suppress(NotFound):
-                self._store.seal(keys[0])
+                self._homes.cache.seal(keys[0])
         else:
-            self._store.seal_many(list(dict.fromkeys(keys)))
+            self._homes.cache.seal_many(list(dict.fromkeys(keys)))
 
     # Small change
-
-    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._writers, lambda: function(*args, **kwargs))
 
     def _count_busy(self, change: int) -> None:
         self._busy += change
@@ -516,11 +371,3 @@ class Fetcher:
             self._idle.clear()
         else:
             self._idle.set()
-
-
-def _is_unusable(root: str, key: ObjectKey) -> bool:
-    try:
-        CachedObject.open(root, key).close()
-    except (NotFound, Corrupt):
-        return True
-    return False
