@@ -105,7 +105,7 @@ class Mount(_Document, frozen=True):
         site: the origin, which says what is there and in which version.
         root: path at the origin that the prefix stands for.
         replicas: sites that may hold copies, in order of preference, "name" or "name:root".
-        writable: local origins only: changes go straight to the directory.
+        writable: at a local origin changes go straight to the directory, at others through the staging area.
     """
 
     prefix: str
@@ -124,6 +124,19 @@ class Cache(_Document, frozen=True):
     """
 
     directory: str = "/var/cache/foremount"
+    size: Bytes = Bytes(100 << 30)
+
+
+class Staging(_Document, frozen=True):
+    """Where files are written before they are at a remote origin.
+
+    Attributes:
+        directory: on a local file system, of one mount alone; "": `staging` in the cache's directory. What is in it exists
+            nowhere else until it is uploaded.
+        size: new files wait for uploads, and fail with ENOSPC in the end, while it holds more. A file that is open goes on.
+    """
+
+    directory: str = ""
     size: Bytes = Bytes(100 << 30)
 
 
@@ -151,6 +164,7 @@ class Config(_Document, frozen=True):
     sites: dict[str, SiteConfig] = {}
     mounts: list[Mount] = []
     cache: Cache = Cache()
+    staging: Staging = Staging()
     limits: Limits = Limits()
     policies: list[str] = []
 
@@ -160,6 +174,11 @@ class Replica(msgspec.Struct, frozen=True):
 
     site: SiteName
     root: SitePath
+
+
+def staging_directory(config: Config) -> str:
+    """Return where writes to remote origins are staged."""
+    return config.staging.directory or os.path.join(config.cache.directory, "staging")
 
 
 def mount_prefix(mount: Mount) -> LakePath:

@@ -107,7 +107,21 @@ class Counters(msgspec.Struct, frozen=True, array_like=True, tag=True):
     values: dict[str, float]
 
 
-Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters
+class Staging(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The journal of staged writes has grown (`vfs/namespace/staged.py`). Not answered; the agent looks by itself too."""
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Bring a staged node to its origin now; answered with `Settled` once that holds this content, or a later one, verified.
+
+    For a node of kind ABSENT: once it is gone from there. `Stale` where the journal does not hold the node any more.
+    """
+
+    id: int
+    seq: int
+
+
+Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Staging | Settle
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -156,13 +170,17 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     root: str
 
 
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The origin has it; the table of uploads says where and in which version."""
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The call's expected failure."""
 
     failure: Failure
 
 
-Answer = Welcome | Found | Listed | Opened | Ready | Failed
+Answer = Welcome | Found | Listed | Opened | Ready | Settled | Failed
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

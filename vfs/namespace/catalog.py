@@ -7,6 +7,7 @@ being served while the agent or the origin is away. One transaction for each cal
     listings   directory hash                           -> Listing
     order      directory hash + generation + position   -> name
     learned    hash of a name that the caller makes up  -> bytes that the caller understands
+    uploads    id of a staged node                      -> Upload (`staged.py`); "serial" -> counts its changes
 
 A listing is numbered in the order in which it arrived, under a generation of its own: a reader that stands in the middle of
 one is not disturbed by the next. The previous generation is kept until another one is complete.
@@ -22,6 +23,7 @@ import msgspec
 import xxhash
 
 from vfs.model import Entry, LakePath, split
+from vfs.namespace.staged import Upload
 
 FORMAT = 1
 _MAP_BYTES = 64 << 30
@@ -79,7 +81,7 @@ class Catalog:
         """Return whether the catalog is there, after trying to open it."""
         try:
             env = lmdb.open(
-                self._directory, map_size=_MAP_BYTES, max_dbs=4, max_readers=_READERS_MAX, readonly=True, create=False
+                self._directory, map_size=_MAP_BYTES, max_dbs=5, max_readers=_READERS_MAX, readonly=True, create=False
             )
             env.reader_check()  # slots of workers that were killed: they hold back free pages, and there are only so many
             self._use(env, create=False)
@@ -91,6 +93,7 @@ class Catalog:
         self._entries = env.open_db(b"entries", create=create)
         self._listings = env.open_db(b"listings", create=create)
         self._order = env.open_db(b"order", create=create)
+        self._uploads = env.open_db(b"uploads", create=create)
         self._lessons = env.open_db(b"learned") if create else None
         self._env = env
 
@@ -137,6 +140,28 @@ class Catalog:
                 found.append(_known.decode(raw).entry if raw is not None else None)
         return found
 
+    def uploads_serial(self) -> int:
+        """Return a number that is another one whenever a record of an upload has changed."""
+        if self._env is None and not self._reopen():
+            return 0
+        with self._env.begin(db=self._uploads) as txn:
+            return int.from_bytes(txn.get(_SERIAL, default=b""), "big")
+
+    def upload(self, node_id: int) -> Upload | None:
+        """Return what the agent knows of a staged node, None where it has not begun."""
+        if self._env is None and not self._reopen():
+            return None
+        with self._env.begin(db=self._uploads) as txn:
+            raw = txn.get(_upload_key(node_id))
+        return None if raw is None else _upload.decode(raw)
+
+    def uploads(self) -> dict[int, Upload]:
+        """Return the records of all uploads, by node."""
+        if self._env is None and not self._reopen():
+            return {}
+        with self._env.begin(db=self._uploads) as txn, txn.cursor() as cursor:
+            return {int.from_bytes(key, "big"): _upload.decode(raw) for key, raw in cursor if key != _SERIAL}
+
 
 class CatalogWriter(Catalog):
     """The agent's side. Not thread safe: belongs to the agent's loop."""
@@ -144,7 +169,7 @@ class CatalogWriter(Catalog):
     def __init__(self, directory: str) -> None:
         self._directory = directory
         env = lmdb.open(
-            directory, map_size=_MAP_BYTES, max_dbs=4, max_readers=_READERS_MAX, sync=False, metasync=False,
+            directory, map_size=_MAP_BYTES, max_dbs=5, max_readers=_READERS_MAX, sync=False, metasync=False,
             writemap=True, map_async=True,
         )  # fmt: skip
         env.reader_check()  # slots of processes that were killed
@@ -214,6 +239,21 @@ class CatalogWriter(Catalog):
         with self._env.begin(write=True, db=self._lessons) as txn:
             txn.put(_directory(name), lesson)
 
+    def put_upload(self, node_id: int, upload: Upload) -> None:
+        """Store how far a staged node's upload is."""
+        with self._env.begin(write=True, db=self._uploads) as txn:
+            txn.put(_upload_key(node_id), _encoder.encode(upload))
+            self._count_change(txn)
+
+    def drop_upload(self, node_id: int) -> None:
+        """Forget a node that the journal does not hold any more."""
+        with self._env.begin(write=True, db=self._uploads) as txn:
+            txn.delete(_upload_key(node_id))
+            self._count_change(txn)
+
+    def _count_change(self, txn: Any) -> None:
+        txn.put(_SERIAL, (int.from_bytes(txn.get(_SERIAL, default=b""), "big") + 1).to_bytes(8, "big"))
+
     def _names(self, txn: Any, path: LakePath, generation: int) -> Iterator[bytes]:
         prefix = _position(path, generation, 0)[:20]
         with txn.cursor(self._order) as cursor:
@@ -233,10 +273,16 @@ class CatalogWriter(Catalog):
 _encoder = msgspec.msgpack.Encoder()
 _known = msgspec.msgpack.Decoder(Known)
 _listing = msgspec.msgpack.Decoder(Listing)
+_upload = msgspec.msgpack.Decoder(Upload)
+_SERIAL = b"serial"  # LMDB takes no empty key; ids are 8 bytes
 
 
 def _is_gone(known: Known, listing: Listing) -> bool:
     return known.generation != listing.generation and known.seen_ns < listing.begun_ns
+
+
+def _upload_key(node_id: int) -> bytes:
+    return node_id.to_bytes(8, "big")
 
 
 def _directory(path: str) -> bytes:
