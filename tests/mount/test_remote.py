@@ -109,6 +109,16 @@ def test_every_file_has_the_bytes_of_the_origin(lake: Lake, wan_origin: WanOrigi
         assert (lake.root / name).stat().st_size == (origin / name).stat().st_size
 
 
+def test_small_file_that_was_read_before_costs_an_open_and_a_release(lake: Lake) -> None:
+    path = lake.root / "class1/29.jpg"
+    assert path.read_bytes() == b"x" * 29
+    before = {name: lake.requests(name) for name in ("open", "read", "flush", "lookup", "getattr")}
+    for _ in range(20):
+        assert path.read_bytes() == b"x" * 29
+    after = {name: lake.requests(name) - count for name, count in before.items()}
+    assert after == {"open": 20, "read": 0, "flush": 0, "lookup": 0, "getattr": 0}
+
+
 def test_random_reads_by_many_threads_give_the_right_bytes(lake: Lake) -> None:
     wrong: list[int] = []
 

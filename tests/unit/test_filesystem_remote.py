@@ -127,6 +127,56 @@ def test_complete_file_is_given_to_the_kernel_at_its_next_open(running: Agent, t
     run_worker(running.base, text, body)
 
 
+def test_small_file_is_opened_again_without_a_file_or_a_message(running: Agent, text: str) -> None:
+    async def body(worker: Worker) -> None:
+        fs, ino = worker.filesystem, await worker.find("d/007")
+        opened = await fs.open(ino, os.O_RDONLY)
+        assert bytes(await fs.read(ino, 0, 10)) == b"7"
+        fs.release(ino)
+        running.kill()
+        descriptors = os.listdir("/proc/self/fd")
+        for _ in range(3):
+            assert await fs.open(ino, os.O_RDONLY) == opened
+            fs.release(ino)
+        assert os.listdir("/proc/self/fd") == descriptors
+        assert opened.keep_cache
+        assert worker.passthrough.registered == {}
+        await fs.open(ino, os.O_RDONLY)
+        assert bytes(await fs.read(ino, 0, 10)) == b"7"  # the kernel dropped its pages: the cache has them
+        await trio.to_thread.run_sync(running.start)
+
+    run_worker(running.base, text, body)
+
+
+def test_forgotten_small_file_leaves_nothing_behind(running: Agent, text: str) -> None:
+    async def body(worker: Worker) -> None:
+        fs, ino = worker.filesystem, await worker.find("d/008")
+        await fs.open(ino, os.O_RDONLY)
+        fs.release(ino)
+        fs.forget([(ino, 1)])
+        assert fs.files.get(ino) is None
+        with pytest.raises(Stale):
+            await fs.attributes(ino)
+
+    run_worker(running.base, text, body)
+
+
+def test_files_that_only_wait_for_another_open_are_bounded(
+    running: Agent, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr("vfs.filesystem.openfiles.RESTING_MAX", 5)
+
+    async def body(worker: Worker) -> None:
+        fs = worker.filesystem
+        inos = [await worker.find(f"d/{index:03d}") for index in range(8)]
+        for ino in inos:
+            await fs.open(ino, os.O_RDONLY)
+            fs.release(ino)
+        assert [fs.files.get(ino) is not None for ino in inos] == [False] * 3 + [True] * 5
+
+    run_worker(running.base, text, body)
+
+
 def test_held_file_is_read_on_by_the_next_worker(running: Agent, text: str) -> None:
     inos = []
 

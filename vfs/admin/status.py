@@ -20,6 +20,7 @@ from vfs.agent.server import WorkerServer
 from vfs.config import Config
 from vfs.errors import ForemountError, NotFound, Unavailable
 from vfs.extents.counters import FetchCounters
+from vfs.extents.layout import PASSTHROUGH_BYTES_MIN
 from vfs.extents.store import Store
 from vfs.model import LakePath, SiteName, object_key
 from vfs.namespace.mounts import MountPoint, MountTable
@@ -130,7 +131,8 @@ class Status:
             except (NotFound, Unavailable):
                 continue
             served = "complete verified copy" if stored.sealed else "cache, the rest from the origin"
-            mode = self._passthrough_or_cache() if stored.sealed else "page cache over verified blocks"
+            backed = stored.sealed and version.size >= PASSTHROUGH_BYTES_MIN
+            mode = self._passthrough_or_cache() if backed else "page cache over verified blocks"
             return {
                 "key": key,
                 "served_from": served,

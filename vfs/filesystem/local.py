@@ -256,6 +256,9 @@ class LocalSource:
         self.close()
         return False
 
+    def rest(self) -> bool:
+        return False
+
     def close(self) -> None:
         os.close(self._fd)
 

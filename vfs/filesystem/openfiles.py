@@ -5,6 +5,8 @@ and struck out before it is given back. What is lost in between is an id that no
 
 The backing id of a local file stays for some seconds after the last handle: files that are opened again and again (samples,
 shards of 8 ranks) cost no system call then. A file of the cache goes at once: its space is counted, and may be needed.
+Small remote objects are read through the page cache and hold nothing while they are closed: they wait for another open until
+there are too many of them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ IDLE_S = 5.0
 """How long a backing id waits for another open. A deleted file's space is held for as long."""
 IDLE_MAX = 16_384
 """Ids that wait. Each is an open file of the kernel, some 300 bytes."""
+RESTING_MAX = 65_536
+"""Files that wait and hold nothing but their inode's row and source: a kilobyte each."""
 
 
 class Passthrough(Protocol):
@@ -68,7 +72,8 @@ class OpenFiles:
     Args:
         open_max: descriptors that writable files in passthrough may hold.
 
-    Invariants: an inode in `_idle` is in `_files`, has a backing id and no handle of this worker's.
+    Invariants: an inode in `_idle` or `_resting` is in `_files` and has no handle of this worker's. One in `_idle` has a
+    backing id, one in `_resting` has none, and its mode is page cache.
     """
 
     def __init__(self, inodes: InodeTable, passthrough: Passthrough, clock: Clock, *, open_max: int) -> None:
@@ -78,6 +83,7 @@ class OpenFiles:
         self._open_max = open_max
         self._files: dict[Ino, OpenFile] = {}
         self._idle: OrderedDict[Ino, float] = OrderedDict()
+        self._resting: OrderedDict[Ino, None] = OrderedDict()
         self._opening: dict[Ino, trio.Event] = {}
 
     def get(self, ino: Ino) -> OpenFile | None:
@@ -90,6 +96,7 @@ class OpenFiles:
         # Atomic: no await until the caller has answered the kernel.
         inode = self._inodes.get(ino)
         self._idle.pop(ino, None)
+        self._resting.pop(ino, None)
         if not inode.opens and not inode.row.cached and not file.backing:
             self._back(inode, file)
         inode.opens += 1
@@ -145,6 +152,10 @@ class OpenFiles:
             self._idle[ino] = self._clock.monotonic_s()
             if len(self._idle) > IDLE_MAX:
                 self.close(next(iter(self._idle)))
+        elif not file.backing and file.source is not None and file.source.rest():
+            self._resting[ino] = None
+            if len(self._resting) > RESTING_MAX:
+                self.close(next(iter(self._resting)))
         else:
             self.close(ino)
 
@@ -158,6 +169,7 @@ class OpenFiles:
     def close(self, ino: Ino) -> None:
         """Let go of a file without handles: of one that is deleted or forgotten at once, of the others when idle."""
         self._idle.pop(ino, None)
+        self._resting.pop(ino, None)
         file = self._files.pop(ino, None)
         if file is not None and file.source is not None:
             file.source.close()
@@ -171,7 +183,7 @@ class OpenFiles:
 
     def close_if_idle(self, ino: Ino) -> None:
         """Let go of a file now if it only waits for another open."""
-        if ino in self._idle:
+        if ino in self._idle or ino in self._resting:
             self.close(ino)
 
     def announce(self) -> None:
@@ -187,3 +199,4 @@ class OpenFiles:
                 file.source.close()
         self._files.clear()
         self._idle.clear()
+        self._resting.clear()

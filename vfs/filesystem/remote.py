@@ -15,7 +15,7 @@ from collections.abc import Callable
 from vfs import wire
 from vfs.clock import Clock
 from vfs.errors import Corrupt, DeadlineExceeded, NotADirectory, NotFound, ReadOnly, Stale, Unavailable
-from vfs.extents.layout import BLOCK
+from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
 from vfs.filesystem.local import LocalSource
@@ -166,7 +166,8 @@ class RemoteTree:
         key = object_key(self._point.site, self._point.site_path(path), version)
         deadline_s = functools.partial(self._deadline_s, path, size=version.size)
         source = ObjectSource(path, key, version, self._agent, self._objects, self._reports, deadline_s)
-        if not source.open_complete(self._cache_root):
+        source.root = self._cache_root
+        if version.size >= PASSTHROUGH_BYTES_MIN and not source.open_complete():
             await source.open_with_agent()
         return source
 
@@ -229,8 +230,7 @@ class ObjectSource:
     """One version of a remote object, read from the cache and filled by the agent.
 
     Attributes:
-        root: the store that holds it, "" before the agent was asked.
-        pinned: the agent keeps it from being evicted for us.
+        root: the store that holds it, as far as is known.
     """
 
     def __init__(
@@ -259,16 +259,15 @@ class ObjectSource:
     def backing_fd(self) -> int | None:
         return self._backing_fd
 
-    def open_complete(self, cache_root: str) -> bool:
-        """Open the object if it lies sealed in the cache; return whether it did."""
+    def open_complete(self) -> bool:
+        """Open the object if it lies sealed in its store; return whether it did."""
         try:
-            found = self._objects.get(self._key, cache_root)
+            found = self._objects.get(self._key, self.root)
         except (NotFound, Corrupt, Unavailable):
             return False
         if found.gone() or not found.sealed():
             self._objects.drop(self._key)
             return False
-        self.root = cache_root
         self._backing_fd = os.dup(found.fileno())
         self._is_complete = True
         self.announce()
@@ -344,10 +343,15 @@ class ObjectSource:
             self._backing_fd = None
         return True
 
+    def rest(self) -> bool:
+        self.close()
+        return self._version.size < PASSTHROUGH_BYTES_MIN
+
     def close(self) -> None:
         self.shed()
         if self._agent.connections in (self._connection, self._kept_by):
             self._agent.tell_nowait(wire.CloseObject(self._key))
+        self._connection = self._kept_by = -1
 
 
 class RemoteDirectory:

@@ -106,6 +106,10 @@ class Source(Protocol):
         """The kernel has the backing file: let go of descriptors. Returns whether `read` goes on without them."""
         ...
 
+    def rest(self) -> bool:
+        """The last handle is closed: let go of all that costs. Returns whether the source then waits for another open."""
+        ...
+
     def close(self) -> None:
         """Let go of descriptors, and of what is held elsewhere for this source."""
         ...
