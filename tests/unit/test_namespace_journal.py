@@ -24,7 +24,7 @@ def file(number: int, name: str, parent: int = 2) -> Staged:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[JournalWriter]:
-    opened = JournalWriter(str(tmp_path), mount="m1")
+    opened = JournalWriter(str(tmp_path), fresh=True)
     yield opened
     opened.close()
 
@@ -36,10 +36,10 @@ def reader(tmp_path: Path) -> Iterator[JournalReader]:
     opened.close()
 
 
-def again(writer: JournalWriter, tmp_path: Path, mount: str = "m1") -> JournalWriter:
+def again(writer: JournalWriter, tmp_path: Path, *, fresh: bool = False) -> JournalWriter:
     """Return the next worker's writer."""
     writer.close()
-    return JournalWriter(str(tmp_path), mount=mount)
+    return JournalWriter(str(tmp_path), fresh=fresh)
 
 
 def test_reader_sees_what_was_appended_and_which_nodes_changed(writer: JournalWriter, reader: JournalReader) -> None:
@@ -86,7 +86,7 @@ def test_next_worker_finds_nodes_and_request_numbers(writer: JournalWriter, tmp_
 
 def test_request_numbers_of_an_earlier_mount_say_nothing(writer: JournalWriter, tmp_path: Path) -> None:
     writer.append([TOP], request=71)
-    after = again(writer, tmp_path, mount="m2")
+    after = again(writer, tmp_path, fresh=True)
     assert list(after.nodes) == [TOP]
     assert not after.requests
     after.close()
@@ -150,7 +150,7 @@ def test_compaction_keeps_nodes_and_requests_and_readers_start_anew(
     writer: JournalWriter, reader: JournalReader, tmp_path: Path
 ) -> None:
     writer.close()
-    writer = JournalWriter(str(tmp_path), mount="m1", compact_bytes=1000)
+    writer = JournalWriter(str(tmp_path), fresh=False, compact_bytes=1000)
     writer.append([TOP, DIRECTORY], request=5)
     for _ in range(2000):
         writer.append([file(3, "a")])
@@ -170,7 +170,7 @@ def test_compaction_keeps_nodes_and_requests_and_readers_start_anew(
 
 def test_second_mount_on_a_staging_directory_is_refused(writer: JournalWriter, tmp_path: Path) -> None:
     with pytest.raises(Busy, match="another mount"):
-        JournalWriter(str(tmp_path), mount="m2")
+        JournalWriter(str(tmp_path), fresh=True)
 
 
 def test_log_of_another_version_is_left_alone(writer: JournalWriter, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_log_of_another_version_is_left_alone(writer: JournalWriter, tmp_path: P
     foreign = b"FMSTAGE1" + (99).to_bytes(4, "little") + bytes(8)
     Path(journal_path(str(tmp_path))).write_bytes(foreign)
     with pytest.raises(Corrupt, match="format"):
-        JournalWriter(str(tmp_path), mount="m1")
+        JournalWriter(str(tmp_path), fresh=True)
     assert Path(journal_path(str(tmp_path))).read_bytes() == foreign
 
 

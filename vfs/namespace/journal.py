@@ -115,7 +115,7 @@ class JournalWriter:
     """The worker's side. Belongs to one loop; `sync` may run in a thread.
 
     Args:
-        mount: names this mount of the connection, the same for all its workers.
+        fresh: this is the first worker of a mount.
         compact_bytes: a shorter log is not worth writing anew.
 
     Attributes:
@@ -127,7 +127,7 @@ class JournalWriter:
         Corrupt: the log is of another version of Foremount.
     """
 
-    def __init__(self, directory: str, *, mount: str, compact_bytes: int = COMPACT_BYTES_MIN) -> None:
+    def __init__(self, directory: str, *, fresh: bool, compact_bytes: int = COMPACT_BYTES_MIN) -> None:
         self._compact_bytes = compact_bytes
         self._directory = directory
         self._path = journal_path(directory)
@@ -141,10 +141,9 @@ class JournalWriter:
             raise Busy(directory, "another mount stages there", "give each mount a staging directory of its own") from exc
         self.nodes = StagedNodes()
         self.requests: dict[int, None] = {}
-        self._mount = ""
         self._fd, self._end = self._open()
-        if self._mount != mount:
-            self.append([Begun(mount, self.nodes.next_id)])
+        if fresh:
+            self.append([Begun(self.nodes.next_id)])
         self._live_bytes = self._end
 
     def _open(self) -> tuple[int, int]:
@@ -163,7 +162,6 @@ class JournalWriter:
         self.nodes.apply(frame.changes)
         for change in frame.changes:
             if isinstance(change, Begun):
-                self._mount = change.mount
                 self.requests.clear()
         if frame.request:
             self.requests[frame.request] = None
@@ -207,7 +205,7 @@ class JournalWriter:
         with Translated(new_path):
             fd = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                pieces = [_HEADER.pack(_MAGIC, FORMAT, 0), _packed(Frame([Begun(self._mount, self.nodes.next_id)]))]
+                pieces = [_HEADER.pack(_MAGIC, FORMAT, 0), _packed(Frame([Begun(self.nodes.next_id)]))]
                 pieces += [_packed(Frame([node])) for node in self.nodes]
                 pieces += [_packed(Frame([], request)) for request in self.requests]
                 end = os.write(fd, b"".join(pieces))

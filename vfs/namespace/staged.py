@@ -25,8 +25,8 @@ The life of a staged file:
    file may go when room is needed; from then on (`content` 0) the bytes come from the cache and the origin, like those of
    any object.
 7. *retired*. When the origin's listing says the same as the node, and nobody has it open, the worker drops the node
-   (`Drop`): the path is an object of its origin like the others. The agent deletes its records of ids that the journal does
-   not hold.
+   (`Drop(retired=True)`): the path is an object of its origin like the others. The agent deletes its records of ids that
+   the journal does not hold.
 
 Names that are to go from the origin are nodes too, of kind ABSENT: unlink and rename of what the origin has, or may have by
 now, leave one. The agent deletes the object (or the empty directory) and writes `Upload(DONE)`; the worker drops the node.
@@ -80,7 +80,7 @@ class Staged(msgspec.Struct, frozen=True, array_like=True, tag="node", kw_only=T
         seq: counts up with each change of the content; (id, seq) is one content.
         content: number of the staging file, 0 where there is none (any more).
         writing: somebody may be changing the content. `size` and `mtime_ns` hold only where nobody is.
-        through: a directory of the origin's, whose other entries show through.
+        through: a directory of the origin's that only holds nodes; for ABSENT: what is to go is a directory.
         at: the object that the origin holds for this node, verified; None before the first upload.
         settled_seq: content of `at`; the node is durable at the origin where it equals `seq` and nobody is writing.
         written_ns, synced_ns, settled_ns: when the content became complete, durable here, durable at the origin; wall
@@ -115,9 +115,15 @@ class Staged(msgspec.Struct, frozen=True, array_like=True, tag="node", kw_only=T
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
-    """The node is no more: the agent forgets it, whatever is under way for it."""
+    """The node is no more.
+
+    Attributes:
+        retired: the origin holds what it was, and goes on holding it. Else the agent stops what is under way for it and
+            deletes what it has sent, unless another node is to have that path.
+    """
 
     id: int
+    retired: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
@@ -127,7 +133,6 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
         next_id: above every id and content number that was ever used.
     """
 
-    mount: str
     next_id: int
 
 
