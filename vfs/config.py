@@ -46,6 +46,8 @@ class HttpSite(_Document, frozen=True, tag_field="kind", tag="http"):
         manifest: with listing = "manifest": path below `url` of a JSON file that names every object.
         headers_file: file of "Name: value" lines that are sent along, read again when the server answers 401 or 403.
         connections: sockets at most.
+        writes: how files are uploaded: "no", "put" (PUT straight to the name: the server must show a file only when it is
+            complete), or "webdav" (PUT under a hidden name, then MOVE; also MKCOL and DELETE).
     """
 
     url: str
@@ -53,6 +55,7 @@ class HttpSite(_Document, frozen=True, tag_field="kind", tag="http"):
     manifest: str = "manifest.json"
     headers_file: str | None = None
     connections: int = 32
+    writes: typing.Literal["no", "put", "webdav"] = "no"
 
 
 class WebHdfsSite(_Document, frozen=True, tag_field="kind", tag="webhdfs"):

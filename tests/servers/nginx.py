@@ -1,4 +1,4 @@
-"""A real nginx over a folder: /json/ lists its directories in JSON, /html/ in HTML, /plain/ not at all."""
+"""A real nginx over a folder: /json/ lists its directories in JSON, /html/ in HTML, /plain/ not at all. /dav/ is written."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ http {{
         location /json/ {{ alias {root}/; autoindex on; autoindex_format json; }}
         location /html/ {{ alias {root}/; autoindex on; autoindex_exact_size on; }}
         location /plain/ {{ alias {root}/; }}
+        location /dav/ {{
+            alias {root}/; autoindex on; autoindex_format json;
+            dav_methods PUT DELETE MKCOL MOVE; create_full_put_path on; client_max_body_size 0;
+        }}
+        location /small/ {{ alias {root}/; dav_methods PUT; create_full_put_path on; client_max_body_size 100k; }}
         location /secret/ {{
             if ($http_x_secret != "{secret}") {{ return 401; }}
             alias {root}/; autoindex on; autoindex_format json;

@@ -41,6 +41,8 @@ OWNERS = {
     "pyfuse3": (("vfs.kernel",), "the kernel's requests end in vfs/kernel/; speak to vfs.filesystem in values"),
     "lmdb": (("vfs.namespace.inodes", "vfs.namespace.catalog"), "keep it behind InodeTable or Catalog"),
     "aiohttp": (("vfs.sites", "vfs.admin"), "ask a Site, or add a route to vfs/admin/api.py"),
+    "aiobotocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
+    "botocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
     "pyarrow": (("vfs.sites", "vfs.checkpoints"), "ask a Site, or a layout of vfs.checkpoints"),
     "trio": (("vfs.kernel", "vfs.filesystem"), "trio is the fs worker's loop; the agent's is asyncio"),
     "click": (("vfs.cli",), "only commands speak to people; return values or raise an error with a hint"),

@@ -17,7 +17,6 @@ Keys of S3 come from the standard chain, or from a shared credentials file, whic
 from __future__ import annotations
 
 import asyncio
-import configparser
 import errno
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-import msgspec
 from pyarrow import ArrowException, fs
 
 from vfs.clock import Clock, SystemClock
@@ -45,6 +43,7 @@ from vfs.sites.credentials import SecretFile
 from vfs.sites.httpanswers import RACY, RACY_S
 from vfs.sites.names import NameFilter
 from vfs.sites.protocol import Piece
+from vfs.sites.s3keys import S3Keys, parse_keys
 
 PAGE_ENTRIES = 1000
 PIECE_BYTES = 4 << 20
@@ -64,17 +63,6 @@ _S3_OPTIONS = frozenset({"region", "scheme", "endpoint_override"})
 
 
 _Found = list[fs.FileInfo]
-
-
-class S3Keys(msgspec.Struct, frozen=True):
-    """Keys of one profile; they stay out of `repr`."""
-
-    access_key: str
-    secret_key: str
-    session_token: str | None
-
-    def __repr__(self) -> str:
-        return "S3Keys(…)"
 
 
 class ArrowSite:
@@ -245,23 +233,6 @@ def open_url(url: str, keys: S3Keys | None, site: str) -> tuple[fs.FileSystem, s
     )
     _, root = fs.FileSystem.from_uri(f"mock:///{parts.hostname}{parts.path}")
     return store, str(root).strip("/")
-
-
-def parse_keys(text: str, profile: str) -> S3Keys:
-    """Return the keys of a profile in an AWS shared credentials file.
-
-    Raises:
-        ValueError: the file or the profile can't be used; the text is not quoted.
-    """
-    document = configparser.ConfigParser(interpolation=None)
-    try:
-        document.read_string(text)
-        section = document[profile]
-        return S3Keys(section["aws_access_key_id"], section["aws_secret_access_key"], section.get("aws_session_token"))
-    except KeyError as exc:
-        raise ValueError(f"profile {profile!r} has no {exc.args[0]}") from None
-    except configparser.Error:
-        raise ValueError("it is no AWS credentials file") from None
 
 
 def error_of(exc: Exception, subject: str) -> ForemountError:

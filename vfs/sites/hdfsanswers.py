@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import msgspec
 
-from vfs.errors import Denied, ForemountError, NotADirectory, NotFound, Throttled, Unavailable, WrongAnswer
+from vfs.errors import (
+    AlreadyExists,
+    Denied,
+    DirectoryNotEmpty,
+    ForemountError,
+    NoSpace,
+    NotADirectory,
+    NotFound,
+    Throttled,
+    Unavailable,
+    WrongAnswer,
+)
 from vfs.model import Entry, Kind, Version
 
 _JSON_NAMES = {
@@ -102,6 +113,11 @@ _MEANINGS: dict[str, type[ForemountError]] = {
     "UnsupportedOperationException": WrongAnswer,
     "IllegalArgumentException": WrongAnswer,
     "InvalidPathException": NotFound,
+    "FileAlreadyExistsException": AlreadyExists,
+    "PathIsNotEmptyDirectoryException": DirectoryNotEmpty,
+    "QuotaExceededException": NoSpace,
+    "DSQuotaExceededException": NoSpace,
+    "NSQuotaExceededException": NoSpace,
 }
 _exception_decoder = msgspec.json.Decoder(ExceptionAnswer)
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -47,6 +48,7 @@ from vfs.sites.listings import HtmlLinks, JsonRows
 from vfs.sites.names import NameFilter
 from vfs.sites.protocol import Piece
 from vfs.sites.transfer import body_range, new_session, pieces_of, translated
+from vfs.sites.writing import Body
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +146,14 @@ class HttpSite:
 
     @contextlib.asynccontextmanager
     async def answer(
-        self, method: str, path: SitePath, headers: Mapping[str, str] | None = None, *, pool: str = "", slash: bool = False
+        self,
+        method: str,
+        path: SitePath,
+        headers: Mapping[str, str] | None = None,
+        *,
+        body: Body | None = None,
+        pool: str = "",
+        slash: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse | None]:
         """Yield the answer, whatever its status, or None where the server redirects to the path with a slash: a directory.
 
@@ -156,17 +165,17 @@ class HttpSite:
             Unavailable, WrongAnswer: no answer that HTTP allows.
         """
         subject = self._subject(path)
-        url = self._url(path, slash=slash)
+        ask = functools.partial(self._follow, method, self.url(path, slash=slash), dict(headers or {}), body, pool, subject)
         response = None
         try:
             with translated(subject):
                 secret = self._secrets.current() if self._secrets else {}
-                response = await self._follow(method, url, dict(headers or {}), secret, pool, subject)
+                response = await ask(secret)
                 if response is not None and response.status in (401, 403):
                     response.release()
                     if self._secrets is None or not self._secrets.renewed(secret):
                         raise httpanswers.error_of(response.status, subject)
-                    response = await self._follow(method, url, dict(headers or {}), self._secrets.current(), pool, subject)
+                    response = await ask(self._secrets.current())
                     if response is not None and response.status in (401, 403):
                         raise httpanswers.error_of(response.status, subject)
                 yield response
@@ -175,13 +184,23 @@ class HttpSite:
                 response.release()
 
     async def _follow(
-        self, method: str, url: URL, headers: dict[str, str], secret: Mapping[str, str], pool: str, subject: str
+        self,
+        method: str,
+        url: URL,
+        headers: dict[str, str],
+        body: Body | None,
+        pool: str,
+        subject: str,
+        secret: Mapping[str, str],
     ) -> aiohttp.ClientResponse | None:
         """Send a request and follow its redirects; other origins do not get to see the credentials."""
         here = url
         for _ in range(REDIRECTS_MAX + 1):
             own = dict(secret) if here.origin() == self._base.origin() else {}
-            response = await self._session(pool).request(method, here, headers=own | headers, allow_redirects=False)
+            sent = None if body is None else body.pieces()
+            response = await self._session(pool).request(
+                method, here, headers=own | headers, data=sent, allow_redirects=False
+            )
             if response.status not in _REDIRECTS or "Location" not in response.headers:
                 return response
             response.release()
@@ -254,7 +273,7 @@ class HttpSite:
             raise WrongAnswer(self._subject(path), f"lists its files as {response.content_type}", "use a manifest")
         if "Content-Length" not in response.headers and "Transfer-Encoding" not in response.headers:
             raise WrongAnswer(self._subject(path), "a cut listing would look like a short one", "use a manifest")
-        links = HtmlLinks(self._subject(path), str(self._url(path, slash=True)))
+        links = HtmlLinks(self._subject(path), str(self.url(path, slash=True)))
         async for received, last in pieces_of(response):
             for page in _pages(links.take(received, last=last), HEADS_PER_PAGE):
                 shown = [(name, is_directory) for name, is_directory in page if names.admits(name)]
@@ -302,7 +321,8 @@ class HttpSite:
             self._sessions[pool] = new_session(connections=limit, stall_timeout_s=self._stall_timeout_s)
         return self._sessions[pool]
 
-    def _url(self, path: SitePath, *, slash: bool) -> URL:
+    def url(self, path: SitePath, *, slash: bool = False) -> URL:
+        """Return where an object is, or with `slash` a directory."""
         raw = self._base.raw_path + quote(path, safe="/", errors="surrogateescape") + ("/" if slash and path else "")
         return self._base.with_path(raw, encoded=True, keep_query=True)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from email.utils import formatdate, parsedate_to_datetime
 
-from vfs.errors import Denied, ForemountError, NotFound, Stale, Throttled, Unavailable, WrongAnswer
+from vfs.errors import Denied, ForemountError, NoSpace, NotFound, Stale, Throttled, Unavailable, WrongAnswer
 from vfs.model import Version
 
 RACY_S = 2
@@ -131,6 +131,8 @@ def error_of(status: int, subject: str) -> ForemountError:
             return Stale(subject)
         case 429:
             return Throttled(subject)
+        case 413 | 507:
+            return NoSpace(subject, f"answered {status}")
         case 408 | 425:
             return Unavailable(subject, f"answered {status}")
         case _ if status >= 500:

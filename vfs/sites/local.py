@@ -83,16 +83,9 @@ class LocalSite:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, path: SitePath, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking function in the pool and translate what the system says.
-
-        Cancellation: the thread goes on to its end; a descriptor that it returns then is closed there.
-        """
-        waiting = self._pool.submit(function, *args)
+        """Run a blocking function in the pool and translate what the system says."""
         try:
-            return await asyncio.wrap_future(waiting)
-        except asyncio.CancelledError:
-            waiting.add_done_callback(_drop)
-            raise
+            return await in_pool(self._pool, function, *args)
         except OSError as exc:
             raise _translated(f"{self._name}:{path}", exc) from exc
 
@@ -144,9 +137,9 @@ class LocalSite:
                 break
         return page
 
-    def _open_version(self, path: SitePath, version: Version) -> _Opened:
+    def _open_version(self, path: SitePath, version: Version) -> Opened:
         with self._parent(path) as (parent, last):
-            opened = _Opened(os.open(last, _READ, dir_fd=parent))
+            opened = Opened(os.open(last, _READ, dir_fd=parent))
         try:
             info = os.fstat(opened.fd)
             if not statmod.S_ISREG(info.st_mode):
@@ -169,7 +162,7 @@ class LocalSite:
             raise Stale(f"{self._name}:{path}")
 
 
-class _Opened:
+class Opened:
     """A descriptor that is closed once, and never under a thread that uses it.
 
     A cancelled caller can't stop the thread that works for it. `close` therefore only marks the descriptor when it is in
@@ -210,7 +203,7 @@ class _Opened:
         os.close(self.fd)
 
 
-class _Scan(_Opened):
+class _Scan(Opened):
     """One open directory.
 
     Attributes:
@@ -251,7 +244,20 @@ def _translated(subject: str, exc: OSError) -> ForemountError:
             return Unavailable(subject, exc.strerror or "the file system failed")
 
 
+async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> T:
+    """Return what a blocking function returns.
+
+    Cancellation: the thread goes on to its end; a descriptor that it returns then is closed there.
+    """
+    waiting = pool.submit(function, *args)
+    try:
+        return await asyncio.wrap_future(waiting)
+    except asyncio.CancelledError:
+        waiting.add_done_callback(_drop)
+        raise
+
+
 def _drop(waiting: Any) -> None:
     """Close what a call returned that nobody waits for any more."""
-    if not waiting.cancelled() and waiting.exception() is None and isinstance(waiting.result(), _Opened):
+    if not waiting.cancelled() and waiting.exception() is None and isinstance(waiting.result(), Opened):
         waiting.result().close()

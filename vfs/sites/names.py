@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from vfs.model import SiteName, SitePath, can_posix_carry
+from vfs.sites.writing import HIDDEN_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,10 @@ class NameFilter:
         self.skipped = 0
 
     def admits(self, name: str) -> bool:
-        """Return whether Linux can show the name; the first one that it can't is logged."""
+        """Return whether the name is shown: not what is being uploaded, nor what Linux can't carry, the first of which is
+        logged."""
+        if name.startswith(HIDDEN_PREFIX):
+            return False
         if can_posix_carry(name):
             return True
         if not self.skipped:

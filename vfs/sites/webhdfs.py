@@ -16,6 +16,7 @@ User name or token travel in query strings. URLs never get into errors or logs.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Sequence
 from urllib.parse import quote, urlencode
 
@@ -32,6 +33,7 @@ from vfs.sites.listings import JsonRows
 from vfs.sites.names import NameFilter
 from vfs.sites.protocol import Piece
 from vfs.sites.transfer import body_range, new_session, pieces_of, translated
+from vfs.sites.writing import Body
 
 PAGE_ENTRIES = 1000
 _status_decoder = msgspec.json.Decoder(StatusAnswer)
@@ -89,8 +91,8 @@ class WebHdfsSite:
         subject = self._subject(path)
         async with contextlib.AsyncExitStack() as opened:
             try:
-                inode = version.etag if "%" in self._inside(path) else ""
-                operation = self._answer("OPEN", path, inode=inode, offset=str(offset), length=str(length))
+                inode = version.etag if "%" in self.inside(path) else ""
+                operation = self.answer("OPEN", path, inode=inode, offset=str(offset), length=str(length))
                 response = await opened.enter_async_context(operation)
             except Unavailable:
                 await self._check(path, version)  # a range past the end of a shorter version is refused like any other fault
@@ -108,7 +110,7 @@ class WebHdfsSite:
             await session.close()
 
     async def _status(self, path: SitePath) -> FileStatus:
-        async with self._answer("GETFILESTATUS", path) as response:
+        async with self.answer("GETFILESTATUS", path) as response:
             body = await _body(response, self._subject(path))
         try:
             return _status_decoder.decode(body).status
@@ -131,7 +133,7 @@ class WebHdfsSite:
         after, more = "", True
         while more:
             try:
-                async with self._answer("LISTSTATUS_BATCH", path, pool="listings", startAfter=after) as response:
+                async with self.answer("LISTSTATUS_BATCH", path, pool="listings", startAfter=after) as response:
                     body = await _body(response, self._subject(path))
                 answer = _batch_decoder.decode(body).listing
             except WrongAnswer:
@@ -153,7 +155,7 @@ class WebHdfsSite:
     async def _whole_listing(self, path: SitePath) -> AsyncIterator[Sequence[FileStatus]]:
         """Yield pages of a listing that comes in one answer, as it arrives."""
         subject = self._subject(path)
-        async with self._answer("LISTSTATUS", path, pool="listings") as response:
+        async with self.answer("LISTSTATUS", path, pool="listings") as response:
             with translated(subject):
                 rows = JsonRows(subject, is_wrapped=True)
                 async for received, last in pieces_of(response):
@@ -161,50 +163,70 @@ class WebHdfsSite:
                         yield page
 
     @contextlib.asynccontextmanager
-    async def _answer(
-        self, operation: str, path: SitePath, *, inode: str = "", pool: str = "", **parameters: str
+    async def answer(
+        self,
+        operation: str,
+        path: SitePath,
+        *,
+        method: str = "GET",
+        body: Body | None = None,
+        inode: str = "",
+        pool: str = "",
+        **parameters: str,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the answer to a call that succeeded; a rejected token is read again, once.
 
         Args:
+            body: is sent to where the NameNode points, None: nothing is.
             inode: file id that is asked for in place of the path, "" for the path itself.
 
         Raises:
-            NotFound, Denied, Unavailable, WrongAnswer: it did not succeed.
+            NotFound, AlreadyExists, NoSpace, Denied, Unavailable, WrongAnswer: it did not succeed.
         """
         subject = self._subject(path)
-        target = f".reserved/.inodes/{inode}" if inode else self._inside(path)
+        target = f".reserved/.inodes/{inode}" if inode else self.inside(path)
         secret = self._token.current() if self._token else ""
-        response = await self._follow(operation, target, secret, pool, parameters, subject)
+        ask = functools.partial(self._follow, method, operation, target, body, pool, parameters, subject)
+        response = await ask(secret)
         try:
-            if response.status != 200:
+            if response.status not in (200, 201):
                 failure = await self._failure(response, subject)
                 if not isinstance(failure, Denied) or self._token is None or not self._token.renewed(secret):
                     raise failure
                 response.release()
-                response = await self._follow(operation, target, self._token.current(), pool, parameters, subject)
-                if response.status != 200:
+                response = await ask(self._token.current())
+                if response.status not in (200, 201):
                     raise await self._failure(response, subject)
             yield response
         finally:
             response.release()
 
     async def _follow(
-        self, operation: str, target: str, secret: str, pool: str, parameters: dict[str, str], subject: str
+        self,
+        method: str,
+        operation: str,
+        target: str,
+        body: Body | None,
+        pool: str,
+        parameters: dict[str, str],
+        subject: str,
+        secret: str,
     ) -> aiohttp.ClientResponse:
-        """Send a call, and send it again to where the NameNode points."""
+        """Send a call, and send it again, with the body, to where the NameNode points."""
         identity = {"delegation": secret} if secret else {"user.name": self._user} if self._user else {}
         query = urlencode({"op": operation} | identity | parameters)
         here = URL(f"{self._base}/webhdfs/v1/{quote(target)}?{query}", encoded=True)
         session = self._session(pool)
         with translated(subject):
-            response = await session.get(here, allow_redirects=False)
+            response = await session.request(method, here, allow_redirects=False)
             if response.status != 307:
                 return response
             response.release()
             try:
                 there = URL(response.headers["Location"], encoded=True)
-                return await session.get(there, allow_redirects=False)
+                headers = None if body is None else {"Content-Length": str(body.length)}
+                sent = None if body is None else body.pieces()
+                return await session.request(method, there, data=sent, headers=headers, allow_redirects=False)
             except (KeyError, ValueError) as exc:
                 raise WrongAnswer(subject, "redirects to what is no URL") from exc
 
@@ -218,7 +240,8 @@ class WebHdfsSite:
             self._sessions[pool] = new_session(connections=limit, stall_timeout_s=self._stall_timeout_s)
         return self._sessions[pool]
 
-    def _inside(self, path: str) -> str:
+    def inside(self, path: str) -> str:
+        """Return the path in HDFS, without a leading slash."""
         return "/".join(part for part in (self._root, path) if part)
 
     def _subject(self, path: str) -> str:
