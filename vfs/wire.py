@@ -121,7 +121,25 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=True):
     seq: int
 
 
-Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Staging | Settle
+class Traced(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What the kernel opened and read while a recording goes on (`vfs/traces/records.py`). Not answered.
+
+    Attributes:
+        worker: process that serves the mount; with another one file numbers begin anew.
+        files: (number, path, version) of those that the records name for the first time.
+        records: packed `RECORD`s.
+        lost: events that were not recorded because the agent did not keep up.
+        last: the recording was switched off, nothing comes after this.
+    """
+
+    worker: int
+    files: list[tuple[int, LakePath, Version]]
+    records: bytes
+    lost: int = 0
+    last: bool = False
+
+
+Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Staging | Settle | Traced
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -180,7 +198,13 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     failure: Failure
 
 
-Answer = Welcome | Found | Listed | Opened | Ready | Settled | Failed
+class Tracing(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Begin to send `Traced`, or end it. Told by the agent with id 0: it answers nothing."""
+
+    on: bool
+
+
+Answer = Welcome | Found | Listed | Opened | Ready | Settled | Failed | Tracing
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -196,7 +220,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to the request of this id."""
+    """The answer to the request of this id; with id 0 the agent tells something of its own accord."""
 
     id: int
     answer: Answer

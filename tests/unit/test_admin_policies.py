@@ -37,7 +37,7 @@ def policies(tmp_path: Path) -> Policies:
 @pytest.fixture
 async def agent(tmp_path: Path, policies: Policies) -> AsyncIterator[AdminClient]:
     socket_path = str(tmp_path / "admin.sock")
-    async with serve_admin(socket_path, cast(Any, None), cast(Any, None), policies):
+    async with serve_admin(socket_path, cast(Any, None), cast(Any, None), policies, cast(Any, None)):
         yield AdminClient(socket_path, 10)
 
 

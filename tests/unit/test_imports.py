@@ -29,6 +29,7 @@ LAYER_OF_PACKAGE = {
     "vfs.namespace": "services",
     "vfs.policy": "services",
     "vfs.filesystem": "file system",
+    "vfs.traces": "file system",
     "vfs.agent": "file system",  # the rooms that do for the agent what the file system does for the fs worker
     "vfs.kernel": "adapters",
     "vfs.admin": "adapters",
@@ -43,7 +44,10 @@ OWNERS = {
     "aiohttp": (("vfs.sites", "vfs.admin"), "ask a Site, or add a route to vfs/admin/api.py"),
     "aiobotocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
     "botocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
-    "pyarrow": (("vfs.sites", "vfs.checkpoints"), "ask a Site, or a layout of vfs.checkpoints"),
+    "pyarrow": (
+        ("vfs.sites", "vfs.checkpoints", "vfs.traces.parquet"),
+        "ask a Site, a layout of vfs.checkpoints, or a trace file",
+    ),
     "trio": (("vfs.kernel", "vfs.filesystem"), "trio is the fs worker's loop; the agent's is asyncio"),
     "click": (("vfs.cli",), "only commands speak to people; return values or raise an error with a hint"),
     "rich": (("vfs.cli",), "only commands speak to people; return values or raise an error with a hint"),

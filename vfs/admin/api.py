@@ -7,6 +7,8 @@ POST /v1/evict  {"paths": []} drop local copies
 POST /v1/verify {"paths": []} check local copies; progress as JSON lines
 GET  /v1/policies             documents in force; the version is the ETag
 POST /v1/policies/reload      read the documents now; with If-Match only where that version is in force
+POST /v1/trace                record what is opened and read, as JSON lines (`vfs/traces/recording.py`)
+POST /v1/trace/end            end the recording with what was read until now
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
 
 from vfs.admin.policies import Policies
 from vfs.admin.status import Status
-from vfs.agent.local import LocalCopies, Progress
-from vfs.errors import Denied, ForemountError, InvalidPolicy, NotFound, Stale, Unsupported, to_failure
+from vfs.agent.local import LocalCopies
+from vfs.agent.traces import Traces
+from vfs.errors import Busy, Denied, ForemountError, InvalidPolicy, NotFound, Stale, Unsupported, to_failure
 from vfs.model import LakePath
+from vfs.units import encode_unit
 
 _BODY_BYTES_MAX = 1 << 20
-_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidPolicy: 422}
+_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidPolicy: 422, Busy: 409}
 _PEER = struct.Struct("iII")  # struct ucred: pid, uid, gid
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -38,11 +42,13 @@ class _Paths(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @contextlib.asynccontextmanager
-async def serve_admin(socket_path: str, status: Status, copies: LocalCopies, policies: Policies) -> AsyncIterator[None]:
+async def serve_admin(
+    socket_path: str, status: Status, copies: LocalCopies, policies: Policies, traces: Traces
+) -> AsyncIterator[None]:
     """Serve until the block ends."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(socket_path)
-    runner = web.AppRunner(make_app(status, copies, policies), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(make_app(status, copies, policies, traces), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.UnixSite(runner, socket_path).start()
@@ -52,7 +58,7 @@ async def serve_admin(socket_path: str, status: Status, copies: LocalCopies, pol
         await runner.cleanup()
 
 
-def make_app(status: Status, copies: LocalCopies, policies: Policies) -> web.Application:
+def make_app(status: Status, copies: LocalCopies, policies: Policies, traces: Traces) -> web.Application:
     """Return the application; its routes are the module's table."""
 
     async def get_status(request: web.Request) -> web.StreamResponse:
@@ -80,6 +86,12 @@ def make_app(status: Status, copies: LocalCopies, policies: Policies) -> web.App
             return _json({"error": msgspec.structs.asdict(to_failure(exc))}, 412)
         return _json(reload, etag=reload.after)
 
+    async def post_trace(request: web.Request) -> web.StreamResponse:
+        return await _stream(request, traces.record())
+
+    async def post_trace_end(request: web.Request) -> web.StreamResponse:
+        return _json({"ended": await traces.end()})
+
     app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors_as_json])
     app.add_routes(
         [
@@ -90,6 +102,8 @@ def make_app(status: Status, copies: LocalCopies, policies: Policies) -> web.App
             web.post("/v1/verify", post_verify),
             web.get("/v1/policies", get_policies),
             web.post("/v1/policies/reload", post_reload),
+            web.post("/v1/trace", post_trace),
+            web.post("/v1/trace/end", post_trace_end),
         ]
     )
     return app
@@ -113,12 +127,14 @@ async def _paths(request: web.Request) -> list[LakePath]:
     return [LakePath(path.strip("/")) for path in asked.paths]
 
 
-async def _stream(request: web.Request, records: AsyncIterator[Progress]) -> web.StreamResponse:
+async def _stream(request: web.Request, records: AsyncIterator[Any]) -> web.StreamResponse:
     """Send records as JSON lines while they come; a client that goes away ends the work."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
-    async for record in records:
-        await response.write(msgspec.json.encode(record) + b"\n")
+    async with contextlib.aclosing(cast(AsyncGenerator[Any, None], records)):
+        async for record in records:
+            if not response.prepared:  # an error before the first record is still an answer of its own
+                await response.prepare(request)
+            await response.write(msgspec.json.encode(record, enc_hook=encode_unit) + b"\n")
     await response.write_eof()
     return response
 

@@ -27,6 +27,7 @@ from vfs.agent.objects import Objects
 from vfs.agent.prefetch import Prefetcher
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
+from vfs.agent.traces import Traces
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError
 from vfs.extents.budget import Budget
@@ -113,11 +114,13 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         prefetcher = Prefetcher(fetcher, Lessons(catalog), read_ahead=loaded.limits.read_ahead, spawn=tasks.spawn)
         objects = Objects(mounts, fetcher, prefetcher)
         server = WorkerServer(metadata, objects, store, on_reads=prefetcher.reads)
+        traces = Traces(server, loaded, documents, lines=fetcher.lines, layouts=prefetcher.layouts, spawn=tasks.spawn)
+        prefetcher.on_layout = traces.layout_known
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
         facts = Status(loaded, mounts, stores, metadata, objects, server, fetcher.counters, policies, rules)
         copies = LocalCopies(mounts, metadata, catalog, objects, store)
-        await stack.enter_async_context(serve_admin(rundir.admin_socket, facts, copies, policies))
+        await stack.enter_async_context(serve_admin(rundir.admin_socket, facts, copies, policies, traces))
         tasks.spawn(StatusFiles(rundir.public, facts).keep())
         tasks.spawn(policies.follow())
         tasks.spawn(_beat(status))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,9 @@ class Prefetcher:
         lessons: of earlier loads; this one's are added when an object is closed.
         read_ahead: of the kernel. A mapped file that was advised SEQUENTIAL is read twice as far around a fault, and two
             such windows beyond it: four times, and a page more, of what nobody asked for.
+
+    Attributes:
+        on_layout: called with each layout that was read.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Prefetcher:
         self._knobs = PredictionKnobs(around_bytes=read_ahead, ahead_bytes=5 * read_ahead)
         self._spawn = spawn
         self._readers: dict[ObjectKey, _Reader] = {}
+        self.on_layout: Callable[[Identity, Layout], None] = lambda *_: None
 
     def opened(self, identity: Identity) -> None:
         """An object was opened: begin to read its layout where its name promises one."""
@@ -123,6 +127,12 @@ class Prefetcher:
             return {"by": "members", **reader.prediction.explain()}
         return {"by": "streams", "window": reader.streams.window, "prefetched_bytes": reader.streams.prefetched_bytes}
 
+    def layouts(self) -> Iterator[tuple[Identity, Layout]]:
+        """Yield the layouts of open objects, as far as they are known."""
+        for reader in self._readers.values():
+            if reader.prediction is not None:
+                yield reader.identity, reader.prediction.layout
+
     def _fetch(self, key: ObjectKey, ahead: Sequence[Range]) -> None:
         if ahead:
             self._fetcher.prefetch_all(key, ahead)
@@ -132,6 +142,7 @@ class Prefetcher:
         try:
             layout = await self._parse(key, reader.identity, parser)
             reader.prediction = Prediction(layout, learned=self._lessons.find(reader.identity), knobs=self._knobs)
+            self.on_layout(reader.identity, layout)
         except NoLayout as exc:
             log.warning("%s: read as plain bytes: %s", reader.identity.path, exc.reason)
         except ForemountError as exc:

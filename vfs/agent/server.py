@@ -26,6 +26,8 @@ class WorkerServer:
     Attributes:
         hello: what the worker that is connected said of itself, None while there is none.
         counters: its latest counters.
+        on_worker: called when a worker has connected.
+        on_traced: called with what it recorded.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class WorkerServer:
         self.hello: wire.Hello | None = None
         self._greeted: asyncio.StreamWriter | None = None
         self.counters: dict[str, float] = {}
+        self.on_worker: Callable[[], None] = lambda: None
+        self.on_traced: Callable[[wire.Traced], None] = lambda _: None
         self._connections: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -58,6 +62,13 @@ class WorkerServer:
             for connection in self._connections:
                 connection.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def tell(self, told: wire.Answer) -> bool:
+        """Tell the worker something of our own accord; False: none is connected."""
+        if self._greeted is None:
+            return False
+        self._greeted.write(wire.encode(wire.Response(0, told)))
+        return True
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._serve(reader, writer))
@@ -95,6 +106,7 @@ class WorkerServer:
             case wire.Hello():
                 self.hello, self._greeted = call, writer
                 log.info("worker %s connected, passthrough: %s", call.pid, call.why_not or "in force")
+                self.on_worker()
             case wire.Hold(key):
                 if key not in held.kept and self._store.hold(key):
                     held.kept.add(key)
@@ -109,6 +121,8 @@ class WorkerServer:
                 self._on_reads(key, ranges)
             case wire.Counters(values):
                 self.counters = values
+            case wire.Traced():
+                self.on_traced(call)
             case _:
                 log.warning("a %s without a number is not answered", type(call).__name__)
 

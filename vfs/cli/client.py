@@ -55,7 +55,7 @@ class AdminClient:
         """Return the JSON document that answers the request. Raises as `get`."""
         return self._document("POST", resource, body, headers)
 
-    def stream(self, resource: str, body: Any) -> Iterator[dict[str, Any]]:
+    def stream(self, resource: str, body: Any, *, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[dict[str, Any]]:
         """Yield the lines of an NDJSON answer as they come. Raises as `get`, also between lines.
 
         A stream that ends without a line {"done": true, …} was cut off.
@@ -64,7 +64,7 @@ class AdminClient:
         try:
             response = self._ask(connection, "POST", resource, body)
             done = False
-            while line := response.readline(LINE_BYTES_MAX):
+            while line := response.readline(line_bytes_max):
                 record = _decode(line)
                 done = bool(record.get("done"))
                 yield record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 import trio
@@ -17,6 +18,8 @@ from vfs.errors import DeadlineExceeded, from_failure
 
 log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT", bound=wire.Answer)
+asked: ContextVar[bool] = ContextVar("asked", default=False)
+"""Set where a task has called the agent; who wants to know unsets it before."""
 _RETRY_S = 0.05
 """Between attempts to connect: an agent starts in some 300 ms."""
 
@@ -52,11 +55,17 @@ class AgentClient:
         self._outbox_in, self._outbox = trio.open_memory_channel[bytes](10_000)
         self.connections = 0
         self.on_connect: Callable[[], None] = lambda: None
+        self.on_told: Callable[[wire.Answer], None] = lambda _: None
 
     @property
     def connected(self) -> bool:
         """Whether an agent is listening right now."""
         return self._stream is not None
+
+    @property
+    def backlog(self) -> int:
+        """Return how many messages the agent has not taken yet."""
+        return self._outbox_in.statistics().current_buffer_used
 
     _stream: trio.SocketStream | None = None
 
@@ -69,6 +78,7 @@ class AgentClient:
             DeadlineExceeded: no agent or no answer in time.
             ForemountError: what the agent answered instead.
         """
+        asked.set(True)
         deadline_s = self._deadline_s if deadline_s is None else deadline_s
         waiting = _Waiting(wire.Request(self._next_id, call, deadline_s))
         self._next_id += 1
@@ -143,6 +153,9 @@ class AgentClient:
         async for received in stream:
             for body in frames.feed(bytes(received)):
                 response = wire.decode_response(body)
+                if not response.id:
+                    self.on_told(response.answer)
+                    continue
                 waiting = self._waiting.get(response.id)
                 if waiting is not None and not waiting.done.is_set():
                     waiting.answer = response.answer

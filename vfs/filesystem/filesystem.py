@@ -246,6 +246,10 @@ class FileSystem:
         """Return when what was written to an open file is on the disk."""
         await (await self._source(ino)).sync()
 
+    def described(self, ino: Ino) -> tuple[LakePath, Version]:
+        """Return path and version of an inode, for a record of what was read."""
+        return self.inodes.path(ino), self.inodes.get(ino).row.version
+
     def release(self, ino: Ino) -> None:
         """The kernel closed a handle."""
         self.files.release(ino)

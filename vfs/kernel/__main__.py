@@ -39,6 +39,7 @@ from vfs.kernel import guard  # noqa: E402
 from vfs.kernel.attach import attach, serve  # noqa: E402
 from vfs.kernel.expire import can_expire, concerns_names, expire  # noqa: E402
 from vfs.kernel.operations import Operations  # noqa: E402
+from vfs.kernel.trace import Recorder  # noqa: E402
 from vfs.logs import log_to  # noqa: E402
 from vfs.model import LakePath  # noqa: E402
 from vfs.namespace.catalog import Catalog  # noqa: E402
@@ -137,13 +138,16 @@ class _Worker:
             self._agent.on_connect = files.announce
             filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4)
             stack.callback(filesystem.close)
-            await self._serve(filesystem, reports)
+            recorder = Recorder(filesystem, self._agent, self._passthrough.caller, clock)
+            self._agent.on_told = recorder.told
+            await self._serve(filesystem, reports, recorder)
 
-    async def _serve(self, filesystem: FileSystem, reports: ReadReports) -> None:
-        operations = Operations(filesystem, self._passthrough)
+    async def _serve(self, filesystem: FileSystem, reports: ReadReports, recorder: Recorder) -> None:
+        operations = Operations(filesystem, self._passthrough, recorder)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._agent.run)
             nursery.start_soon(reports.run)
+            nursery.start_soon(recorder.run)
             await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
             nursery.start_soon(self._beat, filesystem)
             nursery.start_soon(self._follow_policies, filesystem.inodes)

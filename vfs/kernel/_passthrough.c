@@ -1,11 +1,14 @@
 /* Lets pyfuse3 answer OPEN with flags that it doesn't know: a backing id for kernel passthrough, and no FLUSH on close.
+ * And tells whose request is being started: pyfuse3 hides that for reads and writes.
  *
  * pyfuse3 calls fuse_reply_open through the dynamic linker. This module is loaded with RTLD_GLOBAL before pyfuse3 and so
  * its own fuse_reply_open comes first. Python arms one reply, by file handle, right before its handler returns; there is
  * no other reply between arming and answering, because the handler does not wait in between.
  */
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <dlfcn.h>
 
 #define FUSE_USE_VERSION 312
 #include <fuse_lowlevel.h>
@@ -46,6 +49,31 @@ int fuse_reply_open(fuse_req_t req, const struct fuse_file_info *info) {
     return fuse_reply_buf(req, (const char *)&out, sizeof out);
 }
 
+struct in_header { /* struct fuse_in_header of linux/fuse.h */
+    uint32_t len, opcode;
+    uint64_t unique, nodeid;
+    uint32_t uid, gid, pid;
+};
+
+static struct { uint32_t pid, uid; } asking; /* pyfuse3 starts the handler of a request before it takes another */
+
+__attribute__((visibility("default")))
+void fuse_session_process_buf(struct fuse_session *session, const struct fuse_buf *request) {
+    static void (*process)(struct fuse_session *, const struct fuse_buf *);
+    if (!process) *(void **)&process = dlsym(RTLD_NEXT, "fuse_session_process_buf");
+    asking.pid = asking.uid = 0;
+    if (!(request->flags & FUSE_BUF_IS_FD) && request->size >= sizeof(struct in_header)) {
+        const struct in_header *header = request->mem;
+        asking.pid = header->pid;
+        asking.uid = header->uid;
+    }
+    process(session, request);
+}
+
+static PyObject *caller(PyObject *self, PyObject *none) {
+    return Py_BuildValue("II", asking.pid, asking.uid);
+}
+
 static PyObject *arm(PyObject *self, PyObject *args) {
     unsigned long long fh;
     unsigned int flags;
@@ -60,6 +88,7 @@ static PyObject *arm(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS, "arm(fh, flags, backing_id): add these to the next OPEN reply if it is for fh."},
+    {"caller", caller, METH_NOARGS, "caller() -> (thread id, uid) of the request whose handler is being started; 0: the kernel."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_passthrough", "Interposed OPEN replies.", -1, methods,

@@ -15,6 +15,7 @@ from vfs.filesystem.filesystem import Attributes, FileSystem
 from vfs.filesystem.tree import Buffer
 from vfs.kernel.guard import guarded
 from vfs.kernel.passthrough import KernelPassthrough
+from vfs.kernel.trace import Recorder
 from vfs.model import Ino
 
 log = logging.getLogger(__name__)
@@ -30,9 +31,10 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, filesystem: FileSystem, passthrough: KernelPassthrough) -> None:
+    def __init__(self, filesystem: FileSystem, passthrough: KernelPassthrough, recorder: Recorder) -> None:
         super().__init__()
         self._fs = filesystem
+        self._recorder = recorder
         self._passthrough = passthrough
 
     @guarded
@@ -74,12 +76,15 @@ class Operations(pyfuse3.Operations):
 
     @guarded
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> pyfuse3.FileInfo:
-        opened = await self._fs.open(Ino(inode), flags)
+        opens = self._recorder if self._recorder.recording else self._fs
+        opened = await opens.open(Ino(inode), flags)
         self._passthrough.arm(inode, opened.backing, flush=opened.flush)
         return pyfuse3.FileInfo(fh=inode, keep_cache=opened.keep_cache)
 
     @guarded
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override]  # any buffer is taken
+        if self._recorder.recording:
+            return await self._recorder.read(Ino(fh), off, size)
         return await self._fs.read(Ino(fh), off, size)
 
     @guarded
@@ -97,6 +102,8 @@ class Operations(pyfuse3.Operations):
     @guarded
     async def release(self, fh: int) -> None:
         self._fs.release(Ino(fh))
+        if self._recorder.recording:
+            self._recorder.release(Ino(fh))
 
     @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:

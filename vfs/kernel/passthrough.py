@@ -13,6 +13,7 @@ import logging
 import os
 import struct
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ FOPEN_NOFLUSH = 1 << 5
 
 class _Shim(Protocol):
     def arm(self, fh: int, flags: int, backing_id: int) -> None: ...
+
+    def caller(self) -> tuple[int, int]: ...
 
 
 def load_shim() -> _Shim | None:
@@ -83,6 +86,12 @@ class KernelPassthrough:
             fcntl.ioctl(self._fuse_fd, _BACKING_CLOSE, struct.pack("=I", backing))
         except OSError as exc:
             log.warning("backing id %s could not be closed: %s", backing, exc)
+
+    @property
+    def caller(self) -> Callable[[], tuple[int, int]] | None:
+        """Return what tells thread and uid of the request that is being started; None without the extension, or with an
+        older one."""
+        return getattr(self._shim, "caller", None)
 
     def arm(self, fh: int, backing: int, *, flush: bool) -> None:
         """Add what pyfuse3 can't say to the OPEN reply of `fh`. Atomic: no await until the handler has returned."""

@@ -34,10 +34,12 @@ class PolicySet(msgspec.Struct, frozen=True):
     Attributes:
         rules: compiled.
         version: hex digest over the documents' names and texts, in order; the ETag of the admin API.
+        texts: that they were compiled from.
     """
 
     rules: RuleSet
     version: str
+    texts: tuple[Text, ...] = ()
 
 
 class Reload(msgspec.Struct, frozen=True):
@@ -141,7 +143,7 @@ class PolicyStore:
         for text in texts:
             for part in (text.source, text.text):
                 version.update(f"{len(part)}:{part}".encode())
-        return PolicySet(compile_rules(texts, self._sites, self._defaults), version.hexdigest()[:16])
+        return PolicySet(compile_rules(texts, self._sites, self._defaults), version.hexdigest()[:16], tuple(texts))
 
     def _keep(self, texts: list[Text]) -> None:
         """Write the set down for the next start; a full disk costs that, not the reload."""
