@@ -127,8 +127,9 @@ _BY_NAME = _subclasses(ForemountError)
 
 
 def to_failure(error: ForemountError) -> Failure:
-    """Return the error as a value that `from_failure` turns back."""
-    return Failure(type(error).__name__, error.subject, error.reason, error.hint)
+    """Return the error as a value that `from_failure` turns back; a room's own kind travels as the one that it refines."""
+    kind = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _BY_NAME)
+    return Failure(kind, error.subject, error.reason, error.hint)
 
 
 def from_failure(failure: Failure) -> ForemountError:

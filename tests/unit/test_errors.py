@@ -47,6 +47,13 @@ def test_translated_failure_names_the_object_and_keeps_the_cause() -> None:
     assert isinstance(raised.value.__cause__, FileNotFoundError)
 
 
+def test_a_kind_that_only_one_room_knows_crosses_the_socket_as_the_one_that_it_refines() -> None:
+    class FellSilent(errors.Unavailable):
+        pass
+
+    assert type(errors.from_failure(errors.to_failure(FellSilent("far")))) is errors.Unavailable
+
+
 def test_other_exceptions_pass_untranslated() -> None:
     with pytest.raises(ZeroDivisionError), Translated("f"):
         raise ZeroDivisionError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfs.extents.link import FAILING_AFTER, HEDGE_SAMPLES_MIN, Bounds, Link
+from vfs.extents.link import FAILING_AFTER, FAILING_REST_S, HEDGE_SAMPLES_MIN, Bounds, Link
 
 MIB = 1 << 20
 BOUNDS = Bounds()
@@ -37,7 +37,7 @@ def run_line(link: Link, *, rtt_s: float, bytes_per_s: float, request: int, seco
     def end(now: float) -> None:
         nonlocal moved
         moved += request
-        link.ended(request)
+        link.ended(request, sent_s=0.0)
         while link.in_flight < link.window:
             send(now)
 
@@ -109,16 +109,66 @@ def test_the_window_is_never_below_its_minimum() -> None:
     assert link.window == BOUNDS.window_min
 
 
-def test_a_site_is_failing_after_failures_in_a_row_and_well_again_with_the_first_byte_that_comes() -> None:
+def failing_link() -> Link:
+    """Return a link whose requests failed at 0 s."""
     link = Link(BOUNDS)
-    for second in range(FAILING_AFTER):
-        assert not link.is_failing
-        link.sent(float(second))
-        link.failed(float(second), throttled=False)
-    assert link.is_failing
-    link.sent(9.0)
-    link.received(9.1, 1)
-    assert not link.is_failing
+    for _ in range(FAILING_AFTER):
+        assert not link.is_failing(0.0)
+        link.sent(0.0)
+        link.failed(0.0, throttled=False)
+    assert link.is_failing(0.0)
+    return link
+
+
+def test_a_failing_site_is_tried_again_by_one_request_after_a_rest_and_well_when_that_ends_well() -> None:
+    link = failing_link()
+    assert link.is_failing(FAILING_REST_S - 1)
+    assert not link.is_failing(FAILING_REST_S)
+    link.sent(FAILING_REST_S)
+    assert link.is_failing(FAILING_REST_S)
+    link.received(FAILING_REST_S + 1, 1)
+    assert link.is_failing(FAILING_REST_S + 1)  # bytes came before it fell silent, too
+    link.ended(1, sent_s=FAILING_REST_S)
+    assert not link.is_failing(FAILING_REST_S + 1)
+
+
+def test_a_request_from_before_the_rest_does_not_make_a_failing_site_well() -> None:
+    link = failing_link()
+    link.sent(1.0)
+    link.ended(1, sent_s=1.0)
+    assert link.is_failing(2.0)
+
+
+def test_two_failures_are_forgotten_at_the_next_success() -> None:
+    link = Link(BOUNDS)
+    for _ in range(2):
+        for _ in range(FAILING_AFTER - 1):
+            link.sent(0.0)
+            link.failed(0.0, throttled=False)
+        link.sent(0.0)
+        link.ended(1, sent_s=0.0)
+    assert not link.is_failing(0.0)
+
+
+def test_a_site_that_falls_silent_fails_at_once() -> None:
+    link = Link(BOUNDS)
+    link.sent(0.0)
+    link.failed(10.0, throttled=False, stalled=True)
+    assert link.is_failing(10.0)
+
+
+def test_what_is_in_flight_makes_the_next_answer_later() -> None:
+    link = Link(BOUNDS)
+    assert link.expected_s(1000) is None
+    link.hinted(0.1)
+    idle_s = link.expected_s(1000)
+    assert idle_s == 0.1 + 1000 / BOUNDS.bytes_per_s
+    for _ in range(link.window):
+        link.sent(0.0)
+    assert link.expected_s(1000) == 0.1 + idle_s
+    link.first_byte(0.2)
+    link.hinted(0.1)
+    assert link.ttfb_s == 0.2
 
 
 def test_a_request_is_late_after_the_95th_percentile_of_the_delay_once_enough_are_known() -> None:
@@ -145,12 +195,12 @@ def test_an_idle_line_keeps_what_it_knows() -> None:
     run_line(link, rtt_s=0.1, bytes_per_s=125e6, request=MIB, seconds=20)
     window, rate = link.window, link.bytes_per_s
     while link.in_flight:
-        link.ended(MIB)
+        link.ended(MIB, sent_s=0.0)
     for second in range(100, 130):  # one small request at a time says nothing about the line
         link.sent(float(second))
         link.first_byte(0.1)
         link.received(second + 0.3, 4096)
-        link.ended(MIB)
+        link.ended(MIB, sent_s=0.0)
     assert abs(link.window - window) <= 1
     assert link.bytes_per_s == rate
 
@@ -179,7 +229,7 @@ def test_whatever_happens_the_window_stays_in_its_bounds(events: list[tuple[str,
         elif link.in_flight:
             match event:
                 case "ended":
-                    link.ended(MIB)
+                    link.ended(MIB, sent_s=0.0)
                 case "cancelled":
                     link.cancelled()
                 case _:

@@ -109,7 +109,11 @@ def test_table_of_a_configuration_names_local_directories_and_the_status_files()
     """)
     web, status, disk = build_mount_table(loaded, "/run/x/public").points
     assert (disk.prefix, disk.local_root, disk.writable) == ("", "/srv/data/inner", True)
-    assert (web.prefix, web.local_root, web.local_replicas) == ("web", None, ("/srv/data/copies", "/srv/data"))
+    assert (web.prefix, web.local_root, web.local_replicas) == (
+        "web",
+        None,
+        (("disk", "/srv/data/copies"), ("disk", "/srv/data")),
+    )
     assert web.replicas == (
         Replica(SiteName("disk"), SitePath("copies")),
         Replica(SiteName("disk"), SitePath("")),

@@ -15,14 +15,16 @@ from vfs import __version__
 from vfs.admin.policies import Policies, decision_facts
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
+from vfs.agent.prefetch import Prefetcher
+from vfs.agent.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
-from vfs.config import Config
 from vfs.errors import ForemountError, NotFound, Unavailable
-from vfs.extents.counters import FetchCounters
+from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import PASSTHROUGH_BYTES_MIN
+from vfs.extents.requests import LineFacts
 from vfs.extents.store import Store
-from vfs.model import LakePath, SiteName, object_key
+from vfs.model import LakePath, SiteName, Version, object_key
 from vfs.namespace.mounts import MountPoint, MountTable
 from vfs.policy.facts import Access
 from vfs.units import encode_unit
@@ -35,23 +37,25 @@ class Status:
 
     def __init__(
         self,
-        config: Config,
         mounts: MountTable,
         stores: Mapping[str, Store],
         metadata: Metadata,
         objects: Objects,
         worker: WorkerServer,
-        fetches: FetchCounters,
+        fetcher: Fetcher,
+        prefetcher: Prefetcher,
+        replicas: Replicas,
         policies: Policies,
         rules: PathRules,
     ) -> None:
-        self._config = config
         self._mounts = mounts
         self._stores = stores
         self._metadata = metadata
         self._objects = objects
         self._worker = worker
-        self._fetches = fetches
+        self._fetcher = fetcher
+        self._prefetcher = prefetcher
+        self._replicas = replicas
         self._policies = policies
         self._rules = rules
 
@@ -69,7 +73,8 @@ class Status:
             },
             "stores": {name: self._store_facts(store) for name, store in self._stores.items()},
             "open_objects": self._objects.open_count(),
-            "fetches": asdict(self._fetches),
+            "fetches": asdict(self._fetcher.counters),
+            "lines": {line.site: _line_facts(line) for line in self._fetcher.lines()},
             "sites": self._metadata.site_facts(),
             "policies": self._policies.summary(),
         }
@@ -115,6 +120,7 @@ class Status:
         facts |= {"kind": entry.kind, "version": msgspec.structs.asdict(entry.version)}
         if entry.kind == "file":
             facts |= self._object_facts(point, path, entry.version)
+            facts |= await self._placement_facts(path, entry.version)
         return facts | self._policy_facts(path, entry.version.size if entry.kind == "file" else None)
 
     def _policy_facts(self, path: LakePath, size: int | None) -> dict[str, Any]:
@@ -123,7 +129,7 @@ class Status:
         values = decision_facts(self._rules.decision(path, access, size))
         return {"policies": self._policies.summary(), "values": values}
 
-    def _object_facts(self, point: MountPoint, path: LakePath, version: Any) -> dict[str, Any]:
+    def _object_facts(self, point: MountPoint, path: LakePath, version: Version) -> dict[str, Any]:
         key = object_key(SiteName(point.site), point.site_path(path), version)
         for name, store in self._stores.items():
             try:
@@ -148,11 +154,35 @@ class Status:
             "bytes_present": 0,
         }
 
+    async def _placement_facts(self, path: LakePath, version: Version) -> dict[str, Any]:
+        """Return who serves what is not here yet, in which order and why; and what is fetched ahead of the readers."""
+        origin, serving = self._objects.identity(path, version), self._rules.serving(path, version.size)
+        findings = await self._replicas.findings(path, origin, serving)
+        proven = {found.replica: found.why for found in findings if found.replica is not None}
+        ranked = self._fetcher.placement(origin, proven, serving)
+        lines = {line.site: _line_facts(line) for line in self._fetcher.lines()}
+        facts: dict[str, Any] = {
+            "sites": [
+                {"site": each.site, "why": each.reason, **({"line": lines[each.site]} if each.site in lines else {})}
+                for each in ranked
+            ],
+            "replicas": [{"site": found.site, "is_copy": found.replica is not None, "why": found.why} for found in findings],
+        }
+        ahead = self._prefetcher.facts(object_key(origin.site, origin.path, version))
+        return facts if ahead is None else facts | {"prefetch": ahead}
+
     def _passthrough_or_cache(self) -> str:
         hello = self._worker.hello
         if hello is not None and hello.passthrough:
             return "kernel passthrough"
         return f"page cache ({hello.why_not if hello is not None else 'no worker is connected'})"
+
+
+def _line_facts(line: LineFacts) -> dict[str, Any]:
+    """Return what was measured of a site's line, and what follows from it for requests."""
+    facts: dict[str, Any] = msgspec.to_builtins(line, enc_hook=encode_unit)
+    del facts["site"]
+    return {**facts.pop("seen"), **facts}
 
 
 class StatusFiles:

@@ -25,6 +25,7 @@ from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
 from vfs.agent.prefetch import Prefetcher
+from vfs.agent.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
 from vfs.agent.traces import Traces
@@ -107,18 +108,28 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             version_ttl_s=rules.version_ttl_s,
             spawn=tasks.spawn,
         )
+        local = frozenset(SiteName(name) for name, site in loaded.sites.items() if isinstance(site, config.LocalSite))
         memory = Budget(loaded.limits.memory)
         fetcher = await stack.enter_async_context(
-            Fetcher(store, spill, sites, memory=memory, clock=clock, limits=FetchLimits())
+            Fetcher(store, spill, sites, local=local, memory=memory, clock=clock, limits=FetchLimits())
         )
         prefetcher = Prefetcher(fetcher, Lessons(catalog), read_ahead=loaded.limits.read_ahead, spawn=tasks.spawn)
-        objects = Objects(mounts, fetcher, prefetcher)
+        replicas = Replicas(
+            mounts,
+            sites,
+            tell_etags=frozenset(SiteName(name) for name, site in loaded.sites.items() if isinstance(site, config.HttpSite)),
+            clock=clock,
+            believed_s=rules.listing_ttl_s,
+            on_answer=fetcher.hint,
+            spawn=tasks.spawn,
+        )
+        objects = Objects(mounts, fetcher, prefetcher, replicas, rules)
         server = WorkerServer(metadata, objects, store, on_reads=prefetcher.reads)
         traces = Traces(server, loaded, documents, lines=fetcher.lines, layouts=prefetcher.layouts, spawn=tasks.spawn)
         prefetcher.on_layout = traces.layout_known
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
-        facts = Status(loaded, mounts, stores, metadata, objects, server, fetcher.counters, policies, rules)
+        facts = Status(mounts, stores, metadata, objects, server, fetcher, prefetcher, replicas, policies, rules)
         copies = LocalCopies(mounts, metadata, catalog, objects, store)
         await stack.enter_async_context(serve_admin(rundir.admin_socket, facts, copies, policies, traces))
         tasks.spawn(StatusFiles(rundir.public, facts).keep())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from vfs import wire
 from vfs.agent.prefetch import Prefetcher
+from vfs.agent.replicas import Replicas
+from vfs.agent.rules import PathRules
 from vfs.errors import NotFound
 from vfs.extents.budget import Priority
 from vfs.extents.fetch import Fetcher
@@ -18,8 +20,12 @@ class Objects:
     Invariant: every key in `_open` is held in the fetcher as often as its count says.
     """
 
-    def __init__(self, mounts: MountTable, fetcher: Fetcher, prefetcher: Prefetcher) -> None:
+    def __init__(
+        self, mounts: MountTable, fetcher: Fetcher, prefetcher: Prefetcher, replicas: Replicas, rules: PathRules
+    ) -> None:
         self._mounts = mounts
+        self._replicas = replicas
+        self._rules = rules
         self._fetcher = fetcher
         self._prefetcher = prefetcher
         self._open: dict[ObjectKey, tuple[Identity, int]] = {}
@@ -37,9 +43,10 @@ class Objects:
 
     async def open(self, path: LakePath, version: Version) -> tuple[ObjectKey, str]:
         """Make room for this version and hold it until `close`; return its key and the directory of its store."""
-        identity = self.identity(path, version)
-        root = await self._fetcher.hold(identity)
+        identity, serving = self.identity(path, version), self._rules.serving(path, version.size)
         key = object_key(identity.site, identity.path, identity.version)
+        found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
+        root = await self._fetcher.hold(identity, found, serving=serving)
         self._open[key] = identity, self._open.get(key, (identity, 0))[1] + 1
         self._prefetcher.opened(identity)
         return key, root

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vfs.extents.placement import Serving
 from vfs.model import LakePath, SiteName
 from vfs.namespace.mounts import MountTable
 from vfs.policy.engine import Decision
@@ -35,6 +36,11 @@ class PathRules:
         """Return what is fetched ahead of a reader, and how many bytes ahead of it at most; ("off", 0): nothing."""
         values = self._policy.decision(path, Access.PREFETCH, self._site(path), size).values
         return ("off", 0) if values.prefetch == "off" else (values.prefetch, int(values.read_ahead))
+
+    def serving(self, path: LakePath, size: int) -> Serving:
+        """Return which sites serve a file, in which order, and when a second one is asked."""
+        values = self._policy.decision(path, Access.OPEN, self._site(path), size).values
+        return Serving(values.sites, values.hedge)
 
     def decision(self, path: LakePath, access: Access, size: int | None = None) -> Decision:
         """Return all values that hold for an access, and the rule that gave each."""

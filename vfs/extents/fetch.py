@@ -15,7 +15,7 @@ import contextlib
 import functools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -31,6 +31,7 @@ from vfs.extents.homes import Homes
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import Identity
 from vfs.extents.limits import FetchLimits
+from vfs.extents.placement import Ranked, Serving
 from vfs.extents.requests import LineFacts, Requests
 from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, object_key
@@ -51,6 +52,7 @@ class Fetcher:
         store: the cache.
         spill: takes what the cache can't; the same layout in memory.
         sites: by name; may change while it runs.
+        local: those whose files lie on this host.
         memory: bytes that were asked for and are not in a store yet.
         chance: of the jitter.
         sleep: waits between two attempts.
@@ -62,6 +64,7 @@ class Fetcher:
         spill: Store,
         sites: Mapping[SiteName, Site],
         *,
+        local: Collection[SiteName] = (),
         memory: Budget,
         clock: Clock,
         limits: FetchLimits,
@@ -74,7 +77,7 @@ class Fetcher:
         self._chance = chance or random.Random()  # noqa: S311  jitter needs no secrecy
         self._sleep = sleep
         self._objects: dict[ObjectKey, FetchedObject] = {}
-        self._requests = Requests(sites, memory=memory, clock=clock, limits=limits, counters=self.counters)
+        self._requests = Requests(sites, local=local, memory=memory, clock=clock, limits=limits, counters=self.counters)
         self._complete: asyncio.Queue[ObjectKey] = asyncio.Queue()
         self._busy = 0
         self._idle = asyncio.Event()
@@ -103,12 +106,13 @@ class Fetcher:
 
     # What callers ask for
 
-    async def hold(self, identity: Identity, replicas: Iterable[Identity] = ()) -> str:
+    async def hold(self, identity: Identity, replicas: Iterable[Identity] = (), *, serving: Serving | None = None) -> str:
         """Prepare an object in a store and keep it there until `release`; calls are counted. Returns the store's root.
 
         Args:
             identity: as the origin states it.
-            replicas: the same bytes elsewhere, in order of preference, under the name and version that they have there.
+            replicas: the same bytes elsewhere, under the name and version that they have there.
+            serving: which of them is asked; None: as before, at first the origin.
 
         Raises:
             NoSpace, Unavailable: neither store can take it.
@@ -116,9 +120,17 @@ class Fetcher:
 
         Cancellation: nothing is held.
         """
-        fetched = await self._obtain(identity, replicas)
+        fetched = await self._obtain(identity)
+        fetched.add_sources(replicas)
+        fetched.serving = serving or fetched.serving
         fetched.holds += 1
         return fetched.home.root
+
+    def add_replicas(self, key: ObjectKey, replicas: Iterable[Identity]) -> None:
+        """Add places where the bytes of a held object can be had too."""
+        fetched = self._objects.get(key)
+        if fetched is not None:
+            fetched.add_sources(replicas)
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`. Fetches that nobody waits for end when they can."""
@@ -142,7 +154,7 @@ class Fetcher:
 
         Cancellation: fetches go on for those who wait for them too; without others no further request is sent.
         """
-        fetched = await self._obtain(identity, ())
+        fetched = await self._obtain(identity)
         fetched.holds += 1
         try:
             await self._ensure(fetched, offset, length, priority)
@@ -189,19 +201,27 @@ class Fetcher:
         """Return what is known of the sites' lines and how requests are formed, for `status` and `explain`."""
         return self._requests.facts()
 
+    def placement(self, identity: Identity, replicas: Iterable[Identity], serving: Serving) -> list[Ranked]:
+        """Return the sites that may serve an object, in the order in which they would be asked now, with the reasons."""
+        return self._requests.placement(identity.site, [identity, *replicas], serving)
+
+    def hint(self, site: SiteName, after_s: float) -> None:
+        """Take in how long a site took to answer a question that brought no bytes."""
+        self._requests.hint(site, after_s)
+
     async def settled(self) -> None:
         """Wait until nothing is being fetched or sealed."""
         await self._idle.wait()
 
     # Objects
 
-    async def _obtain(self, identity: Identity, replicas: Iterable[Identity]) -> FetchedObject:
+    async def _obtain(self, identity: Identity) -> FetchedObject:
         key = object_key(identity.site, identity.path, identity.version)
         if key not in self._objects:
             home = await self._homes.prepare(identity)
             # atomic from here; another caller may have been faster
             if key not in self._objects:
-                fetched = self._objects[key] = FetchedObject(identity, key, [identity, *replicas], home)
+                fetched = self._objects[key] = FetchedObject(identity, key, [identity], home)
                 fetched.holding = home.hold(key)
                 self._seal_if_complete(fetched)
         return self._objects[key]
@@ -248,7 +268,8 @@ class Fetcher:
                     job.join(priority)
                     plan.append((job, stop))
                 at = stop
-        rule = self._requests.knobs(fetched.sources[0].site)
+        preferred = self._requests.preferred(fetched) or fetched.sources
+        rule = self._requests.knobs(preferred[0].site)
         requests = coalesce(free, rule)
         if any(request.wasted and fetched.overlaps(request.blocks) for request in requests):
             requests = coalesce(free, msgspec.structs.replace(rule, waste_max=0.0))  # bridges blocks that are on their way
@@ -302,7 +323,7 @@ class Fetcher:
         if fetched.home is not self._homes.cache:
             await self._homes.salvage(fetched, job)
         while job.done < job.stop and job.wanted and not job.ended:
-            source = self._requests.choose(fetched.sources, job)
+            source = self._requests.choose(fetched, job)
             if job.tried[source]:
                 await self._sleep(self._backoff_s(job.tried[source]))
             self.counters.retries += attempts > 0
@@ -322,8 +343,8 @@ class Fetcher:
             except (NotFound, Stale):
                 with contextlib.suppress(ValueError):  # another job has struck it out
                     fetched.sources.remove(source)
-                if not fetched.sources:
-                    fetched.sources.append(fetched.identity)  # for those who ask later
+                if source == fetched.identity and not self._requests.preferred(fetched):
+                    fetched.add_sources([source])  # for those who ask later
                     raise
 
     def _backoff_s(self, attempts: int) -> float:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vfs.errors import ForemountError
 from vfs.extents.budget import Priority, Ticket
 from vfs.extents.layout import Identity
+from vfs.extents.placement import Serving
 from vfs.extents.store import Store
 from vfs.model import ObjectKey
 
@@ -103,7 +105,8 @@ class FetchedObject:
 
     Attributes:
         identity: as the origin states it; `key` follows from it.
-        sources: where its bytes can be had, the preferred one first; those that have lost it are struck out.
+        sources: where its bytes can be had; those that have lost it are struck out.
+        serving: which of them is asked, by the policy of whoever opened it last.
         home: the store that its blocks go to, and which readers are told.
         holding: whether `home` keeps it from being evicted for us.
         holds: callers that need it to stay, those in `ensure` included.
@@ -114,6 +117,7 @@ class FetchedObject:
     key: ObjectKey
     sources: list[Identity]
     home: Store
+    serving: Serving = field(default_factory=Serving)
     holding: bool = False
     holds: int = 0
     jobs: list[Job] = field(default_factory=list)
@@ -121,6 +125,10 @@ class FetchedObject:
     @property
     def size(self) -> int:
         return self.identity.version.size
+
+    def add_sources(self, replicas: Iterable[Identity]) -> None:
+        """Add replicas that are not known yet."""
+        self.sources += [each for each in replicas if each not in self.sources]
 
     def job_at(self, block: int) -> Job | None:
         """Return the job that is going to bring this block."""

@@ -30,6 +30,8 @@ HEDGE_SAMPLES_MIN = 20
 """Delays that have to be known before a percentile of them says something."""
 FAILING_AFTER = 3
 """Failures in a row after which a site is asked only when no other is left."""
+FAILING_REST_S = 30.0
+"""After which one request tries a failing site again: a site that is back is found, and one that is not costs little."""
 TRICKLE = 20
 """A request is given up when it gets less than this part of its share of the line."""
 
@@ -82,9 +84,11 @@ class Link:
         self._ceiling = float(bounds.window_max)
         self._delays: deque[float] = deque(maxlen=DELAYS_KEPT)
         self._delay_min: float | None = None
+        self._hint_s: float | None = None
         self._rates: deque[float] = deque(maxlen=RATES_KEPT)
         self._request_bytes = 0.0
         self._failures = 0
+        self._tried_s = self._failed_s = -math.inf
         self._look_began_s: float | None = None
         self._look_bytes = 0
         self._look_full = False
@@ -101,6 +105,7 @@ class Link:
         if not self.in_flight or self._look_began_s is None:
             self._begin_look(now_s)
         self.in_flight += 1
+        self._tried_s = now_s
         self._look_full |= more_wait or self.in_flight >= self.window
 
     def first_byte(self, after_s: float) -> None:
@@ -108,30 +113,41 @@ class Link:
         self._delays.append(after_s)
         self._delay_min = min(after_s, self._delay_min or after_s)
 
+    def hinted(self, after_s: float) -> None:
+        """A question that brought no bytes was answered `after_s` after it was sent: a guess until a request tells more."""
+        if self._delay_min is None:
+            self._hint_s = after_s
+
     def received(self, now_s: float, count: int) -> None:
         """Bytes came."""
         self._look_bytes += count
-        self._failures = 0
         if self._look_began_s is not None and now_s - self._look_began_s >= max(LOOK_S_MIN, 2 * self.ttfb_s):
             self._look(now_s)
 
-    def ended(self, length: int) -> None:
-        """A request for `length` bytes has ended well."""
+    def ended(self, length: int, *, sent_s: float) -> None:
+        """A request for `length` bytes, sent at `sent_s`, has ended well.
+
+        What was sent before a failing site had its rest proves nothing: it may serve small requests and choke on others.
+        """
         self.in_flight -= 1
+        if self._failures < FAILING_AFTER or sent_s >= self._failed_s + FAILING_REST_S:
+            self._failures = 0
         self._request_bytes += (length - self._request_bytes) * (0.1 if self._request_bytes else 1.0)
 
     def cancelled(self) -> None:
         """A request was given up by us."""
         self.in_flight -= 1
 
-    def failed(self, now_s: float, *, throttled: bool) -> None:
+    def failed(self, now_s: float, *, throttled: bool, stalled: bool = False) -> None:
         """A request failed for a reason that may pass.
 
         Args:
             throttled: the site asks for fewer requests.
+            stalled: it went silent: who waits for two more of these waits for half a minute.
         """
         self.in_flight -= 1
-        self._failures += 1
+        self._failures += FAILING_AFTER if stalled else 1
+        self._failed_s = self._tried_s = now_s
         if now_s - self._backed_off_s < self.ttfb_s:
             return  # the requests of one window fail together: one reason, one answer
         self._backed_off_s = now_s
@@ -143,16 +159,24 @@ class Link:
     @property
     def ttfb_s(self) -> float:
         """Return the time to first byte of the unloaded line."""
-        return self._bounds.ttfb_s if self._delay_min is None else self._delay_min
+        if self._delay_min is not None:
+            return self._delay_min
+        return self._bounds.ttfb_s if self._hint_s is None else self._hint_s
 
     @property
     def bytes_per_s(self) -> float:
         """Return what the line carries when it is full."""
         return max(self._rates, default=self._bounds.bytes_per_s)
 
-    @property
-    def is_failing(self) -> bool:
-        return self._failures >= FAILING_AFTER
+    def is_failing(self, now_s: float) -> bool:
+        """Return whether its last requests failed, and the last one was not so long ago that another may try."""
+        return self._failures >= FAILING_AFTER and now_s - self._tried_s < FAILING_REST_S
+
+    def expected_s(self, length: int) -> float | None:
+        """Return when a request for `length` bytes, sent now, would be answered; None: nothing was measured."""
+        if self._delay_min is None and self._hint_s is None:
+            return None
+        return self.ttfb_s * (1 + self.in_flight / self.window) + length / self.bytes_per_s
 
     @property
     def pace(self) -> Pace:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -21,8 +21,10 @@ from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import Bounds, Link, Seen
+from vfs.extents.placement import USUAL_BYTES, Candidate, Ranked, Serving, rank
 from vfs.extents.sink import Sink
 from vfs.model import SiteName
+from vfs.policy.written import ORIGIN
 from vfs.sites.protocol import Piece, Site
 
 WINDOW_SHARES = {Priority.FOREGROUND: 1.0, Priority.PREFETCH: 0.875, Priority.BACKGROUND: 0.75}
@@ -37,6 +39,10 @@ class LineFacts(msgspec.Struct, frozen=True):
     seen: Seen
     knobs: Knobs
     waiting: int
+
+
+class _FellSilent(Unavailable):
+    """A connection stays open and brings nothing."""
 
 
 class _Race:
@@ -71,12 +77,14 @@ class Requests:
         self,
         sites: Mapping[SiteName, Site],
         *,
+        local: Collection[SiteName],
         memory: Budget,
         clock: Clock,
         limits: FetchLimits,
         counters: FetchCounters,
     ) -> None:
         self._sites = sites
+        self._local = local
         self._memory = memory
         self._clock = clock
         self._limits = limits
@@ -106,9 +114,42 @@ class Requests:
             LineFacts(site, link.seen(), self.knobs(site), self._turns[site].waiting) for site, link in self._links.items()
         ]
 
-    def choose(self, sources: Sequence[Identity], job: Job) -> Identity:
-        """Return the replica that was asked least often for this job; of equal ones one that answers; else the preferred."""
-        return min(sources, key=lambda source: (job.tried[source], self._link(source.site).is_failing))
+    def hint(self, site: SiteName, after_s: float) -> None:
+        """Take in how long a site took to answer a question that brought no bytes."""
+        self._link(site).hinted(after_s)
+
+    def placement(self, origin: SiteName, sources: Sequence[Identity], serving: Serving) -> list[Ranked]:
+        """Return the sites that may serve, in the order in which they would be asked now, with the reasons."""
+        now_s = self._clock.monotonic_s()
+        found = []
+        for site in dict.fromkeys(source.site for source in sources):
+            link, is_local = self._link(site), site in self._local
+            expected_s = link.expected_s(USUAL_BYTES)
+            found.append(Candidate(site, site == origin, is_local, not link.is_failing(now_s), expected_s))
+        return rank(serving.order, found)
+
+    def preferred(self, fetched: FetchedObject) -> list[Identity]:
+        """Return the sources that may serve, in the order in which they are asked."""
+        if len(fetched.sources) == 1 and fetched.sources[0] is fetched.identity and ORIGIN in fetched.serving.order:
+            return fetched.sources
+        by_site: dict[SiteName, list[Identity]] = {}
+        for source in fetched.sources:
+            by_site.setdefault(source.site, []).append(source)
+        ranked = self.placement(fetched.identity.site, fetched.sources, fetched.serving)
+        return [source for each in ranked for source in by_site[each.site]]
+
+    def choose(self, fetched: FetchedObject, job: Job) -> Identity:
+        """Return the source that was asked least often for this job; of equal ones the preferred.
+
+        Raises:
+            Unavailable: the policy lets none of them serve.
+        """
+        preferred = self.preferred(fetched)
+        if not preferred:
+            subject = f"{fetched.identity.site}:{fetched.identity.path}"
+            reason = f"none of the sites that the policy lets serve it has this version: {', '.join(fetched.serving.order)}"
+            raise Unavailable(subject, reason, 'add "origin" to the rule\'s sites')
+        return min(preferred, key=lambda source: job.tried[source])
 
     async def send(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit) -> None:
         """Ask a site for what is left of the job and hand its blocks to `submit`; another replica too when it is late.
@@ -119,7 +160,7 @@ class Requests:
             NoSpace: the blocks could not be written.
         """
         rival = self._rival(fetched, job, source)
-        late_s = self._link(source.site).hedge_after_s
+        late_s = self._late_s(fetched, source)
         if rival is None or late_s is None:
             await self._request(fetched, job, source, submit, None)
             return
@@ -148,8 +189,16 @@ class Requests:
         """Return the replica to ask when `source` is late; None where nobody is in a hurry or no other is well."""
         if job.priority is not Priority.FOREGROUND:
             return None
-        others = (other for other in fetched.sources if other.site != source.site and not job.tried[other])
-        return next((other for other in others if not self._link(other.site).is_failing), None)
+        now_s = self._clock.monotonic_s()
+        others = (other for other in self.preferred(fetched) if other.site != source.site and not job.tried[other])
+        return next((other for other in others if not self._link(other.site).is_failing(now_s)), None)
+
+    def _late_s(self, fetched: FetchedObject, source: Identity) -> float | None:
+        """Return after how long another replica is asked too; None: never, or not enough is known of the site."""
+        hedge, p95_s = fetched.serving.hedge, self._link(source.site).hedge_after_s
+        if hedge.after_s is None and (hedge.p95_factor is None or p95_s is None):
+            return None
+        return hedge.delay_s(p95_s or 0.0)
 
     async def _request(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit, race: _Race | None) -> None:
         async with contextlib.AsyncExitStack() as held:
@@ -185,7 +234,8 @@ class Requests:
             raise Unavailable(subject, "belongs to a site that is not configured any more")
         link, deadline_s = self._link(source.site), self._link(source.site).deadline_s(length)
         self._counters.fetches += 1
-        link.sent(self._clock.monotonic_s(), more_wait=self._turn(source.site).waiting > 0)
+        sent_s = self._clock.monotonic_s()
+        link.sent(sent_s, more_wait=self._turn(source.site).waiting > 0)
         if race is not None:
             race.sent.set()
         try:
@@ -196,16 +246,16 @@ class Requests:
                     await self._feed(body, subject, link, job, sink, race)
         except TimeoutError as exc:
             self._counters.stalls += 1
-            link.failed(self._clock.monotonic_s(), throttled=False)
+            link.failed(self._clock.monotonic_s(), throttled=False, stalled=True)
             raise Unavailable(subject, f"has not sent {length} bytes within {deadline_s:.0f} s") from exc
         except Unavailable as exc:
-            link.failed(self._clock.monotonic_s(), throttled=isinstance(exc, Throttled))
+            link.failed(self._clock.monotonic_s(), throttled=isinstance(exc, Throttled), stalled=isinstance(exc, _FellSilent))
             raise
         except BaseException:
             link.cancelled()
             raise
         else:
-            link.ended(length)
+            link.ended(length, sent_s=sent_s)
         finally:
             self._turn(source.site).resize(link.window)
 
@@ -236,7 +286,7 @@ class Requests:
                 return await anext(body, None)
         except TimeoutError as exc:
             self._counters.stalls += 1
-            raise Unavailable(subject, f"has sent nothing for {self._limits.stall_s:g} s") from exc
+            raise _FellSilent(subject, f"has sent nothing for {self._limits.stall_s:g} s") from exc
 
     def _link(self, site: SiteName) -> Link:
         link = self._links.get(site)

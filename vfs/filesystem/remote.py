@@ -16,6 +16,7 @@ from vfs import wire
 from vfs.clock import Clock
 from vfs.errors import Corrupt, DeadlineExceeded, NotADirectory, NotFound, ReadOnly, Stale, Unavailable
 from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN
+from vfs.extents.placement import is_same, served_here
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
 from vfs.filesystem.local import LocalSource
@@ -172,20 +173,23 @@ class RemoteTree:
         return source
 
     def _open_replica(self, path: LakePath, version: Version) -> LocalSource | None:
-        """Return a local replica's file of exactly this version: same size, same modification time in seconds.
-
-        Origins tell whole seconds, so do copies made with `cp -p` and rsync; where the origin tells no time there is no
-        proof and no replica.
-        """
-        for root in self._point.local_replicas if version.mtime_ns else ():
-            try:
-                fd = os.open(os.path.join(root, self._point.below(path)), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                continue
-            found = os.fstat(fd)
-            if found.st_size == version.size and found.st_mtime_ns // 10**9 == version.mtime_ns // 10**9:
-                return LocalSource(fd, path)
-            os.close(fd)
+        """Return a local replica's file of exactly this version, if the policy's order has one before every other site."""
+        point = self._point
+        if not point.local_replicas:
+            return None
+        order = self._policy.decision(path, Access.OPEN, point.site, version.size).values.sites
+        local = dict.fromkeys(replica.site for replica in point.local_replicas)
+        remote = [replica.site for replica in point.replicas if replica.site not in local]
+        for site in served_here(order, point.site, [*local], remote):
+            for directory in (each.directory for each in point.local_replicas if each.site == site):
+                try:
+                    fd = os.open(os.path.join(directory, point.below(path)), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except OSError:
+                    continue
+                found = os.fstat(fd)
+                if is_same(version, Version(found.st_size, found.st_mtime_ns), etags_agree=False):
+                    return LocalSource(fd, path)
+                os.close(fd)
         return None
 
 

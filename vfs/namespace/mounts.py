@@ -6,6 +6,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vfs.config import Config, LocalSite, Replica, local_path, mount_prefix, mount_replicas, mount_root
 from vfs.model import LakePath, SiteName, SitePath, join
@@ -14,13 +15,21 @@ STATUS_PREFIX = LakePath(".foremount")
 STATUS_SITE = SiteName("foremount-status")
 
 
+class LocalReplica(NamedTuple):
+    """A directory of this host that may hold copies."""
+
+    site: SiteName
+    directory: str
+
+
 @dataclass(frozen=True, slots=True)
 class MountPoint:
     """One prefix of the lake.
 
     Attributes:
         local_root: the directory on this host where the origin is a local site, else None.
-        local_replicas: directories on this host that may hold copies, in order of preference.
+        replicas: sites that may hold copies, in order of preference.
+        local_replicas: those of them whose files lie on this host.
     """
 
     prefix: LakePath
@@ -29,7 +38,7 @@ class MountPoint:
     replicas: tuple[Replica, ...] = ()
     writable: bool = False
     local_root: str | None = None
-    local_replicas: tuple[str, ...] = ()
+    local_replicas: tuple[LocalReplica, ...] = ()
 
     def below(self, path: LakePath) -> str:
         """Return `path` relative to the prefix."""
@@ -82,7 +91,7 @@ def build_mount_table(config: Config, status_directory: str | None = None) -> Mo
                 writable=mount.writable,
                 local_root=local_path(origin, root) if isinstance(origin, LocalSite) else None,
                 local_replicas=tuple(
-                    local_path(site, replica.root)
+                    LocalReplica(replica.site, local_path(site, replica.root))
                     for replica in replicas
                     if isinstance(site := config.sites[replica.site], LocalSite)
                 ),

@@ -85,7 +85,6 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "list of site names",
             _NEXT,
             "a replica is there because it is nearer than the origin",
-            comes_with="replicas at other sites",
         ),
     ] = SiteOrder([NEAREST, ORIGIN])
     residency: Annotated[
@@ -95,7 +94,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "list of labels",
             _NEXT,
             "without a duty to keep data somewhere there is nothing to limit",
-            comes_with="replicas at other sites",
+            comes_with="the replication controller",
         ),
     ] = Names([])
     prefetch: Annotated[
@@ -174,11 +173,10 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
         About(
             "When a slow request is also sent to the next site.",
             "off, after=DURATION or after=FACTOR*p95",
-            _ONCE,
-            "costs origin traffic: on only where an admin wants it",
-            comes_with="replicas at other sites",
+            _NEXT,
+            "one request in twenty is later than the site's p95; without a replica there is nobody else to ask",
         ),
-    ] = Hedge("off")
+    ] = Hedge("after=p95")
     memory: Annotated[
         Bytes,
         About(
