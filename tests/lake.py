@@ -17,6 +17,20 @@ from typing import Any
 from vfs.rundir import RunDir, run_dir, settle
 
 WAIT_S = 30.0
+_HTTP = """
+[sites.origin]
+kind = "http"
+url = "{url}"
+[[mounts]]
+prefix = "/"
+site = "origin"
+[cache]
+directory = "{cache}"
+size = "{size}"
+[limits]
+origin_deadline = "{deadline}"
+listing_ttl = "{ttl}"
+"""
 
 
 def why_no_mount() -> str:
@@ -36,6 +50,11 @@ def wait_until(holds: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -
             raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
         time.sleep(0.01)
     return found
+
+
+def http_lake(url: str, *, cache: str = "{base}/cache", size: str = "1GiB", deadline: str = "20s", ttl: str = "60s") -> str:
+    """Return the configuration of a mount that shows one HTTP origin."""
+    return _HTTP.format(url=url, cache=cache, size=size, deadline=deadline, ttl=ttl)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, http_lake, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import WanOrigin
 
 pytestmark = [
@@ -24,25 +24,7 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
 ]
-CONFIG = """
-[sites.origin]
-kind = "http"
-url = "URL"
-[[mounts]]
-prefix = "/"
-site = "origin"
-[cache]
-directory = "{base}/cache"
-size = "1GiB"
-[limits]
-listing_ttl = "TTL"
-origin_deadline = "20s"
-"""
 BIG = random.Random(3).randbytes(5_000_001)
-
-
-def config(origin: WanOrigin, root: Path, ttl: str = "60s") -> str:
-    return CONFIG.replace("URL", f"{origin.url}/{root.name}").replace("TTL", ttl)
 
 
 def fill(root: Path) -> None:
@@ -74,7 +56,7 @@ def mount_origin(request: pytest.FixtureRequest, origin: WanOrigin, ttl: str) ->
     root = origin.root / f"remote-{ttl}-{request.param_index}"
     root.mkdir()
     fill(root)
-    with mounted(config(origin, root, ttl), None, *options) as lake:
+    with mounted(http_lake(f"{origin.url}/{root.name}", ttl=ttl), None, *options) as lake:
         yield lake
 
 

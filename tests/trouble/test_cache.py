@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, http_lake, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import Fault, WanOrigin
 
 pytestmark = [
@@ -25,20 +25,6 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
 ]
-CONFIG = """
-[sites.origin]
-kind = "http"
-url = "URL"
-[[mounts]]
-prefix = "/"
-site = "origin"
-[cache]
-directory = "CACHE"
-size = "SIZE"
-[limits]
-origin_deadline = "DEADLINE"
-listing_ttl = "TTL"
-"""
 BIG = random.Random(7).randbytes(24 << 20)
 SMALL = random.Random(8).randbytes(3 << 20)
 MIB = 1 << 20
@@ -57,8 +43,8 @@ def lake_over(
     ttl: str = "60s",
 ) -> Iterator[Lake]:
     """Mount `root` of the origin."""
-    text = CONFIG.replace("URL", f"{origin.url}/{root.name}").replace("CACHE", cache).replace("SIZE", size)
-    with mounted(text.replace("DEADLINE", deadline).replace("TTL", ttl), None, *options) as lake:
+    text = http_lake(f"{origin.url}/{root.name}", cache=cache, size=size, deadline=deadline, ttl=ttl)
+    with mounted(text, None, *options) as lake:
         yield lake
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, http_lake, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import Fault, WanOrigin
 from tests.trouble.readers import Readers
 from vfs.keeper import mountinfo
@@ -36,19 +36,6 @@ site = "disk"
 writable = true
 [cache]
 directory = "{base}/cache"
-"""
-REMOTE = """
-[sites.origin]
-kind = "http"
-url = "URL"
-[[mounts]]
-prefix = "/"
-site = "origin"
-[cache]
-directory = "{base}/cache"
-size = "1GiB"
-[limits]
-origin_deadline = "DEADLINE"
 """
 KILLS = 20
 LONGEST_WAIT_S = 30.0
@@ -92,8 +79,7 @@ def remote_lake(
 ) -> Iterator[tuple[Lake, dict[str, bytes]]]:
     files = contents()
     write(root, files)
-    text = REMOTE.replace("URL", f"{origin.url}/{root.name}").replace("DEADLINE", deadline)
-    with mounted(text, None, *options) as lake:
+    with mounted(http_lake(f"{origin.url}/{root.name}", deadline=deadline), None, *options) as lake:
         yield lake, files
 
 
@@ -186,7 +172,7 @@ def test_directory_stream_goes_on_over_a_killed_worker(scratch: Path) -> None:
 def test_remote_directory_stream_goes_on_over_a_killed_worker(wan_origin: WanOrigin, wan_root: Path) -> None:
     names = {f"{index:05d}" for index in range(3000)}
     write(wan_root, {f"d/{name}": b"" for name in names})
-    text = REMOTE.replace("URL", f"{wan_origin.url}/{wan_root.name}").replace("DEADLINE", "20s")
+    text = http_lake(f"{wan_origin.url}/{wan_root.name}")
     with mounted(text) as lake, os.scandir(lake.root / "d") as entries:
         found = [next(entries).name for _ in range(50)]
         kill_and_wait(lake, "worker")

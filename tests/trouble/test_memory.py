@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import mounted, why_no_mount
+from tests.lake import http_lake, mounted, why_no_mount
 from tests.servers.wan_origin import WanOrigin
 
 pytestmark = [
@@ -22,17 +22,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
 ]
-CONFIG = """
-[sites.origin]
-kind = "http"
-url = "URL"
-[[mounts]]
-prefix = "/"
-site = "origin"
-[cache]
-directory = "{base}/cache"
-size = "512MiB"
-"""
 LIMIT = 512 << 20
 READERS = 64
 FILE_BYTES = 1 << 30
@@ -119,7 +108,8 @@ def test_many_readers_of_large_files_stay_within_the_memory_limit(wan_origin: Wa
         except OSError as exc:
             wrong.append(f"{index}: {exc}")
 
-    with memory_group(LIMIT) as group, mounted(CONFIG.replace("URL", f"{wan_origin.url}/{wan_root.name}")) as lake:
+    text = http_lake(f"{wan_origin.url}/{wan_root.name}", size="512MiB")
+    with memory_group(LIMIT) as group, mounted(text) as lake:
         pids = {process: lake.pid(process) for process in ("keeper", "worker", "agent")}
         for pid in pids.values():
             group.add(pid)
