@@ -12,10 +12,12 @@ from typing import Any
 
 from tests.bench.measure import NotHere, seconds, spread, stopwatch
 from tests.bench.report import Outcome, Section
-from tests.lake import mounted, why_no_mount
+from tests.lake import Lake, mounted, why_no_mount
 from tests.servers.wan_origin import WanOrigin, wan_origin
 
 ENTRIES = 100_000
+HUGE = 1_000_000
+"""Entries of the directory that is listed once, for the first entry and the memory of our processes."""
 STATS = 20_000
 STORM_ROUNDS = 3
 RTT_MS = 100
@@ -56,6 +58,8 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
             outcome, rows = Outcome(), []
             for name in ("far", "local"):
                 rows += Tree(name, lake.root / name / "flat", entries, origin, outcome, say).measure()
+            say(f"writing and listing {int(HUGE * scale)} files")
+            rows.append(list_huge(lake, base / "source" / "huge", int(HUGE * scale), origin, outcome))
             columns = ["what", "seconds", "per entry", "requests to the origin"]
             outcome.sections.append(Section(f"{entries} entries, the origin {RTT_MS} ms away", columns, rows))
     return outcome
@@ -67,6 +71,25 @@ def write_entries(directory: Path, count: int) -> None:
     for index in range(count):
         with (directory / f"sample_{index:07d}.bin").open("wb") as file:
             file.truncate(index % 4096)
+
+
+def list_huge(lake: Lake, source: Path, entries: int, origin: WanOrigin, outcome: Outcome) -> list[str]:
+    """List a directory that is far larger than what the processes may hold; return its row."""
+    write_entries(source, entries)
+    held, asked = anonymous_bytes(lake), int(origin.stats()["requests"])
+    first_s, whole_s = list_streaming(lake.root / "far" / source.name, entries)
+    asked = int(origin.stats()["requests"]) - asked
+    grown = anonymous_bytes(lake) - held
+    figures = {"huge_first_entry_s": first_s, "huge_list_s": whole_s, "huge_grown_mib": grown / (1 << 20)}
+    outcome.figures |= figures | {"huge_list_requests": asked}
+    what = f"far: {entries} entries, first after {first_s:.3f} s, memory grown by {grown >> 20} MiB"
+    return [what, f"{whole_s:.3f}", f"{whole_s / entries * 1e6:.1f} µs", str(asked)]
+
+
+def anonymous_bytes(lake: Lake) -> int:
+    """Return what worker and agent hold apart from files."""
+    lines = [line for name in ("worker", "agent") for line in Path(f"/proc/{lake.pid(name)}/status").read_text().splitlines()]
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
 
 class Tree:
