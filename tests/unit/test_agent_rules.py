@@ -38,7 +38,7 @@ def test_prefetch_rule_says_mode_and_window(tmp_path: Path) -> None:
     assert found.prefetch_rule(LakePath("models/big"), 1 << 20) == ("whole", 1 << 30)
     assert found.prefetch_rule(LakePath("models/small"), 1 << 10) == ("sequential", 64 << 20)
     assert found.prefetch_rule(LakePath("x/big"), 1 << 20) == ("sequential", 64 << 20)
-    assert found.prefetch_rule(LakePath("models/a.safetensors"), 1 << 10) == ("tensor", 64 << 20)
+    assert found.prefetch_rule(LakePath("models/a.safetensors"), 1 << 10) == ("tensor", 256 << 20)
 
 
 def test_prefetch_that_is_off_has_no_window(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from vfs.agent.lessons import Lessons
 from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
-from vfs.agent.prefetch import Prefetcher
+from vfs.agent.prefetch import CachedLayouts, Prefetcher
 from vfs.agent.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
@@ -113,7 +113,14 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         fetcher = await stack.enter_async_context(
             Fetcher(store, spill, sites, local=local, memory=memory, clock=clock, limits=FetchLimits())
         )
-        prefetcher = Prefetcher(fetcher, Lessons(catalog), read_ahead=loaded.limits.read_ahead, spawn=tasks.spawn)
+        prefetcher = Prefetcher(
+            fetcher,
+            CachedLayouts(fetcher),
+            Lessons(catalog),
+            rule=rules.prefetch_rule,
+            read_ahead=loaded.limits.read_ahead,
+            spawn=tasks.spawn,
+        )
         replicas = Replicas(
             mounts,
             sites,

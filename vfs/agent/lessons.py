@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import msgspec
 
 from vfs.checkpoints.learned import Learned
 from vfs.checkpoints.patterns import generalise
 from vfs.extents.layout import Identity
-from vfs.namespace.catalog import CatalogWriter
 
 log = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(Learned)
 
 
+class LessonShelf(Protocol):
+    """Keeps them by name: the catalog."""
+
+    def learned(self, name: str) -> bytes | None: ...
+
+    def learn(self, name: str, lesson: bytes) -> None: ...
+
+
 class Lessons:
     """Finds and keeps lessons by the path with its numbers left out: `run/step_*/model-*-of-*.safetensors`."""
 
-    def __init__(self, catalog: CatalogWriter) -> None:
+    def __init__(self, catalog: LessonShelf) -> None:
         self._catalog = catalog
 
     def find(self, identity: Identity) -> Learned | None:

@@ -48,7 +48,7 @@ class Objects:
         found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
         root = await self._fetcher.hold(identity, found, serving=serving)
         self._open[key] = identity, self._open.get(key, (identity, 0))[1] + 1
-        self._prefetcher.opened(identity)
+        self._prefetcher.opened(identity, path)
         return key, root
 
     async def need(self, key: ObjectKey, offset: int, length: int, *, broken: int = -1, background: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Fetches what will be read next: what the kernel reads goes to a predictor, the predictor's answers to the fetch service.
 
-A file whose name promises a layout (a checkpoint shard, an archive, a table) is predicted by its members once the layout is
-known; until then, and every other file, by its streams.
+The policy says how (`prefetch`, `read_ahead`), once for each opening: not at all; by streams; by the members of a layout
+where the file's name promises one (a checkpoint shard, an archive, a table), and by streams until it is known; or all of it.
 
 Tasks: one for each object whose layout is being read, owned by the service. No reader waits for anything here: a prediction
 that fails costs speed only.
@@ -13,9 +13,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from vfs.agent.lessons import Lessons
+from vfs.agent.rules import Mode
 from vfs.checkpoints.layout import Layout, Needs, NoLayout
 from vfs.checkpoints.recognise import recognise
 from vfs.errors import ForemountError
@@ -25,15 +26,18 @@ from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.predict import Prediction, PredictionKnobs
 from vfs.extents.readahead import Readahead
 from vfs.extents.reader import CachedObject
-from vfs.model import ObjectKey, object_key
+from vfs.extents.whole import Whole
+from vfs.model import LakePath, ObjectKey, object_key
 
 log = logging.getLogger(__name__)
 
 Range = tuple[int, int]
 
+Rule = Callable[[LakePath, int], tuple[Mode, int]]
+"""(path, size) → how it is fetched ahead, and how many bytes ahead of a reader at most."""
+
 WINDOW_MIN = 1 << 20
-WINDOW_MAX = 64 << 20
-"""Ahead of one stream: five times what a line of 1 Gbit/s and 100 ms holds, half of 10 Gbit/s."""
+"""Of a stream that has just been recognised, where the policy allows so much."""
 LAYOUT_SIZE_MIN = 256 << 10
 """Smaller files come with their first request or two whatever they hold."""
 
@@ -43,23 +47,50 @@ class _Reader:
     """What is known about the reading of one open object.
 
     Attributes:
+        ahead_bytes: fetched and not yet read at most.
         streams: predicts until the layout is known, and where there is none.
+        whole: predicts where all of it will be read; None: the policy does not say so.
         prediction: predicts by members; None where there is no layout (yet).
         reading_layout: its task is under way; `early` keeps the reads meanwhile.
     """
 
     identity: Identity
+    ahead_bytes: int
     streams: Readahead
+    whole: Whole | None
     prediction: Prediction | None
     reading_layout: bool
     early: list[Range]
+
+    def read(self, offset: int, length: int) -> list[Range]:
+        """Note a read; return what to fetch ahead now."""
+        if self.whole is not None:
+            return self.whole.read(length)
+        if self.prediction is not None and not self.prediction.is_off:
+            return self.prediction.read(offset, length, limit_bytes=self.ahead_bytes)
+        return [] if self.reading_layout else self.streams.read(offset, length)
+
+
+class Layouts(Protocol):
+    """Finds out where the members of a file lie."""
+
+    async def find(self, identity: Identity, parser: Needs[Layout]) -> Layout:
+        """Return the layout of an object that is open.
+
+        Raises:
+            NoLayout: it has none.
+            ForemountError: it can't be read.
+        """
+        ...
 
 
 class Prefetcher:
     """Keeps a predictor for every open object.
 
     Args:
+        layouts: those of open objects.
         lessons: of earlier loads; this one's are added when an object is closed.
+        rule: of the policy in force.
         read_ahead: of the kernel. A mapped file that was advised SEQUENTIAL is read twice as far around a fault, and two
             such windows beyond it: four times, and a page more, of what nobody asked for.
 
@@ -70,29 +101,39 @@ class Prefetcher:
     def __init__(
         self,
         fetcher: Fetcher,
+        layouts: Layouts,
         lessons: Lessons,
         *,
+        rule: Rule,
         read_ahead: int,
         spawn: Callable[[Awaitable[None]], None],
     ) -> None:
         self._fetcher = fetcher
+        self._layouts = layouts
         self._lessons = lessons
+        self._rule = rule
         self._knobs = PredictionKnobs(around_bytes=read_ahead, ahead_bytes=5 * read_ahead)
         self._spawn = spawn
         self._readers: dict[ObjectKey, _Reader] = {}
         self.on_layout: Callable[[Identity, Layout], None] = lambda *_: None
 
-    def opened(self, identity: Identity) -> None:
-        """An object was opened: begin to read its layout where its name promises one."""
+    def opened(self, identity: Identity, path: LakePath) -> None:
+        """An object was opened: begin to read its layout where its name promises one, or all of it."""
         key = object_key(identity.site, identity.path, identity.version)
-        if key in self._readers or not identity.version.size:
-            return
         size = identity.version.size
-        parser = recognise(identity.path, size) if size >= LAYOUT_SIZE_MIN else None
-        streams = Readahead(size, window_min=WINDOW_MIN, window_max=WINDOW_MAX)
-        self._readers[key] = _Reader(identity, streams, None, parser is not None, [])
+        if key in self._readers or not size:
+            return
+        mode, ahead_bytes = self._rule(path, size)
+        if mode == "off" or not ahead_bytes:
+            return
+        parser = recognise(identity.path, size) if mode == "tensor" and size >= LAYOUT_SIZE_MIN else None
+        streams = Readahead(size, window_min=min(WINDOW_MIN, ahead_bytes), window_max=ahead_bytes)
+        whole = Whole(size, window_bytes=ahead_bytes) if mode == "whole" else None
+        reader = self._readers[key] = _Reader(identity, ahead_bytes, streams, whole, None, parser is not None, [])
+        if whole is not None:
+            self._fetch(key, whole.begin())
         if parser is not None:
-            self._spawn(self._read_layout(key, self._readers[key], parser))
+            self._spawn(self._read_layout(key, reader, parser))
 
     def closed(self, key: ObjectKey) -> None:
         """An object was closed: keep what its load taught."""
@@ -112,10 +153,7 @@ class Prefetcher:
             reader.early += ranges
         ahead: list[Range] = []
         for offset, length in ranges:
-            if reader.prediction is not None and not reader.prediction.is_off:
-                ahead += reader.prediction.read(offset, length)
-            elif not reader.reading_layout:
-                ahead += reader.streams.read(offset, length)
+            ahead += reader.read(offset, length)
         self._fetch(key, ahead)
 
     def facts(self, key: ObjectKey) -> dict[str, Any] | None:
@@ -123,6 +161,8 @@ class Prefetcher:
         reader = self._readers.get(key)
         if reader is None:
             return None
+        if reader.whole is not None:
+            return {"by": "policy: whole", "prefetched_bytes": reader.whole.prefetched_bytes}
         if reader.prediction is not None and not reader.prediction.is_off:
             return {"by": "members", **reader.prediction.explain()}
         return {"by": "streams", "window": reader.streams.window, "prefetched_bytes": reader.streams.prefetched_bytes}
@@ -140,7 +180,7 @@ class Prefetcher:
     async def _read_layout(self, key: ObjectKey, reader: _Reader, parser: Needs[Layout]) -> None:
         """Read the layout through the cache, then replay what was read meanwhile."""
         try:
-            layout = await self._parse(key, reader.identity, parser)
+            layout = await self._layouts.find(reader.identity, parser)
             reader.prediction = Prediction(layout, learned=self._lessons.find(reader.identity), knobs=self._knobs)
             self.on_layout(reader.identity, layout)
         except NoLayout as exc:
@@ -153,8 +193,18 @@ class Prefetcher:
         if self._readers.get(key) is reader:
             self.reads(key, early)
 
-    async def _parse(self, key: ObjectKey, identity: Identity, parser: Needs[Layout]) -> Layout:
-        content = b""
+
+class CachedLayouts:
+    """Reads layouts through the cache: the bytes are there when the reader comes for them.
+
+    Source of `Layouts`.
+    """
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    async def find(self, identity: Identity, parser: Needs[Layout]) -> Layout:
+        key, content = object_key(identity.site, identity.path, identity.version), b""
         try:
             while True:
                 offset, length = next(parser) if not content else parser.send(content)

@@ -100,12 +100,11 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: Annotated[
         Literal["off", "sequential", "tensor", "whole"],
         About(
-            "What is fetched before it is asked for: nothing, what follows in the file, the tensors that follow in the "
-            "header's order, or the whole file at open.",
+            "What is fetched before it is asked for: nothing, what follows in the file, the tensors (members, column "
+            "chunks) that follow in the order the reader goes, or the whole file at open.",
             "off, sequential, tensor or whole",
             _NEXT,
             "right for every format that is read front to back, harmless for the others",
-            comes_with="prefetching",
         ),
     ] = "sequential"
     read_ahead: Annotated[
@@ -115,7 +114,6 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "size",
             _NEXT,
             "5 Gbit/s over a round trip of 100 ms are 64 MB in flight",
-            comes_with="prefetching",
         ),
     ] = Bytes(64 << 20)
     fetch_size: Annotated[
