@@ -23,7 +23,7 @@ setup(
             sources=["vfs/kernel/_passthrough.c"],
             define_macros=[("_FILE_OFFSET_BITS", "64")],
             extra_compile_args=pkg_config("--cflags"),
-            extra_link_args=pkg_config("--libs"),
+            extra_link_args=[*pkg_config("--libs"), "-ldl"],  # of its own before glibc 2.34
             optional=True,
         )
     ],

@@ -281,8 +281,6 @@ def _check_references(config: Config, name: str) -> None:
             if site not in config.sites:
                 known = ", ".join(sorted(config.sites)) or "none"
                 raise InvalidConfig(where, f"names the unknown site {site!r}", f"known sites: {known}")
-        if mount.writable and not isinstance(config.sites[mount.site], LocalSite):
-            raise InvalidConfig(f"{where}.writable", "only local sites can be written", "remove it")
         if prefix.split("/")[0] == ".foremount":
             raise InvalidConfig(f"{where}.prefix", "/.foremount belongs to the status files", "choose another prefix")
     for site, kind in config.sites.items():

@@ -61,7 +61,6 @@ def test_unknown_key_is_refused_with_its_place_and_the_nearest_known_one(
         (SITE + MOUNT + 'replicas = ["other:x"]\n', "names the unknown site 'other'"),
         (SITE + MOUNT.replace('"/"', '"/.foremount/x"'), "belongs to the status files"),
         (SITE.replace("/srv", "srv") + MOUNT, "'srv' is not absolute"),
-        ('[sites.w]\nkind="http"\nurl="http://x"\n' + MOUNT.replace("disk", "w") + "writable=true\n", "only local sites"),
         (SITE.replace("local", "lokal") + MOUNT, "Invalid value 'lokal'"),
         (SITE + MOUNT + '[cache]\nsize = "many"\n', "cache.size"),
         (SITE + MOUNT + "[limits]\norigin_deadline = [1]\n", "limits.origin_deadline"),
@@ -69,7 +68,7 @@ def test_unknown_key_is_refused_with_its_place_and_the_nearest_known_one(
     ],
     ids=[
         "no mounts", "prefix twice", "prefix twice in other words", "unknown site", "unknown replica", "reserved prefix",
-        "relative path", "writable origin", "unknown kind", "bad size", "bad duration", "no TOML",
+        "relative path", "unknown kind", "bad size", "bad duration", "no TOML",
     ],
 )  # fmt: skip
 def test_what_can_not_work_is_refused_with_its_place(text: str, expected: str) -> None:

@@ -21,6 +21,7 @@ from vfs.errors import (
     Unsupported,
 )
 from vfs.filesystem.openfiles import IDLE_S
+from vfs.filesystem.tree import Changes
 from vfs.model import Ino, Kind
 from vfs.namespace.inodes import ROOT
 
@@ -244,7 +245,7 @@ def test_read_only_mount_refuses_writing_and_changing(tmp_path: Path, disk: Path
         with pytest.raises(ReadOnly):
             await fs.remove(ROOT, b"f", directory=False)
         with pytest.raises(ReadOnly):
-            await fs.change(ino, mode=0o600)
+            await fs.change(ino, Changes(mode=0o600))
 
     run_worker(tmp_path, CONFIG, body)
 
@@ -291,7 +292,7 @@ def test_unlinked_open_file_has_its_own_size_and_takes_changes(tmp_path: Path, d
         await fs.make_node(work, b"f", 0o100644, ME)
         await fs.write(ino, 0, b"12345")
         assert (await fs.attributes(ino)).node.version.size == 5
-        assert (await fs.change(ino, size=2)).node.version.size == 2
+        assert (await fs.change(ino, Changes(size=2))).node.version.size == 2
         assert (disk / "work/f").read_bytes() == b""
 
     run_worker(tmp_path, CONFIG, body)
@@ -304,7 +305,7 @@ def test_change_of_a_replaced_file_does_not_hit_its_successor(tmp_path: Path, di
         (disk / "successor").write_bytes(b"precious")
         os.replace(disk / "successor", disk / "work/f")
         with pytest.raises(Stale):
-            await fs.change(old, size=0)
+            await fs.change(old, Changes(size=0))
         assert (disk / "work/f").read_bytes() == b"precious"
 
     run_worker(tmp_path, CONFIG, body)
@@ -330,7 +331,7 @@ def test_mount_points_themselves_stay(tmp_path: Path, disk: Path) -> None:
         with pytest.raises((Denied, ReadOnly)):
             await fs.remove(ROOT, b"work", directory=True)
         with pytest.raises((Denied, ReadOnly)):
-            await fs.change(ROOT, mode=0o700)
+            await fs.change(ROOT, Changes(mode=0o700))
 
     run_worker(tmp_path, CONFIG, body)
 

@@ -14,12 +14,33 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from vfs.errors import CrossesMounts, Denied, IsADirectory, NotADirectory, NotFound, ReadOnly, Stale, Unsupported
+from vfs.errors import (
+    CrossesMounts,
+    DeadlineExceeded,
+    Denied,
+    IsADirectory,
+    NotADirectory,
+    NotFound,
+    ReadOnly,
+    Unavailable,
+    Unsupported,
+)
 from vfs.filesystem.buffered import BufferedDirectory
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.merged import MergedDirectory
 from vfs.filesystem.openfiles import Opener, OpenFiles
-from vfs.filesystem.tree import DIRECTORY_MODE, Buffer, Child, Directory, Node, Source, Tree
+from vfs.filesystem.tree import (
+    DIRECTORY_MODE,
+    Buffer,
+    Changes,
+    Child,
+    Directory,
+    Node,
+    Source,
+    Tree,
+    WritableTree,
+    is_writable,
+)
 from vfs.model import Ino, Kind, LakePath, Version
 from vfs.namespace.inodes import ROOT, InodeTable, Row
 from vfs.namespace.mounts import MountTable
@@ -27,6 +48,7 @@ from vfs.namespace.mounts import MountTable
 log = logging.getLogger(__name__)
 _RENAME_EXCHANGE = 2
 """Of renameat2."""
+_USER_XATTR = b"user."
 _TABLE_TTL_S = 3600.0
 """Directories that the mount table alone makes don't change while it is mounted."""
 
@@ -93,8 +115,10 @@ class FileSystem:
         inode = self.inodes.get(ino)
         path = self.inodes.path(ino)
         tree = self._tree(path)
-        if inode.row.kind is not Kind.DIRECTORY and not isinstance(tree, LocalTree):
+        if inode.row.kind is not Kind.DIRECTORY and (tree is None or tree.is_fixed(inode.row.identity)):
             return Attributes(ino, _node_of(inode.row), _TABLE_TTL_S)  # an inode is a version: it can't change
+        if is_writable(tree) and (node := tree.known(inode.row.identity, None)) is not None:
+            return Attributes(ino, node, node.ttl_s)
         try:
             node, ttl_s = await self._lookup(path)
         except NotFound:
@@ -104,11 +128,10 @@ class FileSystem:
         return Attributes(ino, node, ttl_s)
 
     def _nameless_node(self, ino: Ino) -> Node | None:
-        """Return the attributes of an open local file that has lost its name; None: it is not open here."""
+        """Return the attributes of a file that has lost its name; None: it is not open here."""
         file, tree = self.files.get(ino), self._tree(self.inodes.path(ino))
-        if file is None or file.source is None or file.source.backing_fd is None or not isinstance(tree, LocalTree):
-            return None
-        return tree.node_of_open(file.source.backing_fd)
+        fd = file.source.backing_fd if file is not None and file.source is not None else None
+        return tree.known(self.inodes.get(ino).row.identity, fd) if is_writable(tree) else None
 
     async def readlink(self, ino: Ino) -> bytes:
         """Return what a symlink points to."""
@@ -133,11 +156,11 @@ class FileSystem:
     async def _mount_node(self, path: LakePath) -> tuple[Node, float]:
         """Return the attributes of a directory of the mount table: the origin's own where there is one on this host."""
         tree = self._tree(path)
-        if isinstance(tree, LocalTree) and path not in {point.prefix for point in self.mounts.points if not point.local_root}:
+        if is_writable(tree) or isinstance(tree, LocalTree):
             try:
                 node = await tree.lookup(path)
                 return node, node.ttl_s
-            except NotFound:
+            except (NotFound, Unavailable, DeadlineExceeded):
                 pass
         return self._table_node(), _TABLE_TTL_S
 
@@ -213,10 +236,17 @@ class FileSystem:
         write = (flags & os.O_ACCMODE) != os.O_RDONLY
         path = self.inodes.path(ino)
         tree = self._tree(path)
-        if write and (tree is None or not tree.writable):
-            raise ReadOnly(path, "lies on a mount that is not writable")
-        file = await self.files.open(ino, self._opener(ino, write=write), writable=tree is not None and tree.writable)
+        if write:
+            if not is_writable(tree):
+                raise ReadOnly(path, "lies on a mount that is not writable")
+            row = inode.row
+            await tree.before_write(path, row.identity, row.version, truncate=bool(flags & os.O_TRUNC))
+        file = await self.files.open(ino, self._opener(ino, write=write), writable=self._changes(tree, ino))
         return Opened(file.backing, keep_cache=not file.writable, flush=write)
+
+    def _changes(self, tree: Tree | None, ino: Ino) -> bool:
+        """Return whether the file can change under its inode."""
+        return tree is not None and not tree.is_fixed(self.inodes.get(ino).row.identity) and tree.writable
 
     def _opener(self, ino: Ino, *, write: bool) -> Opener:
         async def opened() -> Source:
@@ -230,7 +260,7 @@ class FileSystem:
 
     async def _source(self, ino: Ino, *, write: bool = False) -> Source:
         tree = self._tree(self.inodes.path(ino))
-        return await self.files.source(ino, self._opener(ino, write=write), writable=tree is not None and tree.writable)
+        return await self.files.source(ino, self._opener(ino, write=write), writable=self._changes(tree, ino))
 
     async def read(self, ino: Ino, offset: int, length: int) -> Buffer:
         """Return bytes of an open file; see `Source.read` for the buffer's life."""
@@ -250,9 +280,20 @@ class FileSystem:
         """Return path and version of an inode, for a record of what was read."""
         return self.inodes.path(ino), self.inodes.get(ino).row.version
 
+    async def flush(self, ino: Ino) -> None:
+        """A descriptor that can write is being closed: return when what was written is as durable as close promises."""
+        inode = self.inodes.get(ino)
+        tree = self._tree(self.inodes.path(ino))
+        if is_writable(tree) and tree.close_waits(self.inodes.path(ino), inode.row.identity):
+            await self.sync(ino)
+
     def release(self, ino: Ino) -> None:
         """The kernel closed a handle."""
         self.files.release(ino)
+        inode = self.inodes.get(ino)
+        tree = self._tree(self.inodes.path(ino))
+        if is_writable(tree):
+            tree.released(inode.row.identity, last=not inode.opens and not inode.inherited)
 
     def close(self) -> None:
         """Close everything that is open."""
@@ -261,12 +302,12 @@ class FileSystem:
             directory.close()
         self.directories.clear()
 
-    # Changes: local sites that are mounted writable
+    # Changes
 
-    def _writable_path(self, parent: Ino, name: bytes) -> tuple[LocalTree, LakePath]:
+    def _writable_path(self, parent: Ino, name: bytes) -> tuple[WritableTree, LakePath]:
         path = self.inodes.path(parent, name)
         tree = self._tree(path)
-        if not isinstance(tree, LocalTree) or not tree.writable:
+        if not is_writable(tree):
             raise ReadOnly(path, "lies on a mount that is not writable")
         if self.mounts.leads_to_mounts(path):
             raise Denied(path, "is part of the mount table")
@@ -277,19 +318,19 @@ class FileSystem:
         tree, path = self._writable_path(parent, name)
         if not stat.S_ISREG(mode):
             raise Unsupported(path, "only regular files can be made")
-        tree.make_file(path, mode, owner)
+        await tree.make_file(path, mode, owner)
         return await self.lookup(parent, name)
 
     async def make_directory(self, parent: Ino, name: bytes, mode: int, owner: tuple[int, int]) -> Attributes:
         """Create a directory."""
         tree, path = self._writable_path(parent, name)
-        tree.make_directory(path, mode, owner)
+        await tree.make_directory(path, mode, owner)
         return await self.lookup(parent, name)
 
     async def make_symlink(self, parent: Ino, name: bytes, target: bytes, owner: tuple[int, int]) -> Attributes:
         """Create a symlink."""
         tree, path = self._writable_path(parent, name)
-        tree.make_symlink(path, target, owner)
+        await tree.make_symlink(path, target, owner)
         return await self.lookup(parent, name)
 
     async def make_link(self, ino: Ino, parent: Ino, name: bytes) -> Attributes:
@@ -298,15 +339,20 @@ class FileSystem:
         source = self.inodes.path(ino)
         if self._tree(source) is not tree:
             raise CrossesMounts(path, "a link can't cross mounts")
-        tree.make_link(source, path)
+        await tree.make_link(source, path)
         return await self.lookup(parent, name)
 
     async def remove(self, parent: Ino, name: bytes, *, directory: bool) -> None:
         """Unlink a file or remove an empty directory."""
         tree, path = self._writable_path(parent, name)
-        tree.remove(path, directory=directory)
+        await tree.remove(path, directory=directory, is_open=self._is_open(parent, name))
         self._let_go(parent, name)
         self.inodes.unlink(parent, name)
+
+    def _is_open(self, parent: Ino, name: bytes) -> bool:
+        """Return whether handles on a file may be left."""
+        inode = self.inodes.child(parent, name)
+        return inode is not None and (inode.opens > 0 or inode.inherited)
 
     def _let_go(self, parent: Ino, name: bytes) -> None:
         """Free the space of a file that loses its name, unless a handle has it open."""
@@ -320,35 +366,64 @@ class FileSystem:
         new_tree, new_path = self._writable_path(new_parent, new_name)
         if new_tree is not tree:
             raise CrossesMounts(path, "a rename can't cross mounts")
-        tree.rename(path, new_path, flags)
+        await tree.rename(path, new_path, flags, is_open=self._is_open(new_parent, new_name))
         if flags & _RENAME_EXCHANGE:
             self.inodes.exchange(parent, name, new_parent, new_name)
             return
         self._let_go(new_parent, new_name)
         self.inodes.rename(parent, name, new_parent, new_name)
 
-    async def change(self, ino: Ino, **changes: int | None) -> Attributes:
-        """Change size, mode, owner or times; see `LocalTree.change` for the names."""
-        tree, path = self._writable_path(*self._parent_and_name(ino))
+    async def change(self, ino: Ino, changes: Changes) -> Attributes:
+        """Change size, mode, owner or times."""
+        tree, path = self._own_path(ino)
         file = self.files.get(ino)
         fd = file.source.backing_fd if file is not None and file.source is not None else None
-        if fd is None and tree.node(tree.host_path(path), path).identity != self.inodes.get(ino).row.identity:
-            raise Stale(path, "was replaced")  # the name is another file's by now
-        tree.change(path, fd, **changes)
+        await tree.change(path, self.inodes.get(ino).row.identity, fd, changes)
         return await self.attributes(ino)
 
-    def _parent_and_name(self, ino: Ino) -> tuple[Ino, bytes]:
-        if ino == ROOT:
-            raise Denied("/", "is part of the mount table")
-        row = self.inodes.get(ino).row
-        return Ino(row.parent), row.name
+    def _own_path(self, ino: Ino) -> tuple[WritableTree, LakePath]:
+        path = self.inodes.path(ino)
+        tree = self._tree(path)
+        if self.mounts.leads_to_mounts(path) and (tree is None or isinstance(tree, LocalTree)):
+            raise Denied(path or "/", "is part of the mount table")
+        if not is_writable(tree):
+            raise ReadOnly(path, "lies on a mount that is not writable")
+        return tree, path
 
     async def sync_directory(self, ino: Ino) -> None:
         """Return when the names in a directory are on the disk."""
         path = self.inodes.path(ino)
         tree = self._tree(path)
-        if isinstance(tree, LocalTree):
-            tree.sync_directory(path)
+        if is_writable(tree):
+            await tree.sync_directory(path)
+
+    # Extended attributes: those of users, where something can be written
+
+    async def get_xattr(self, ino: Ino, name: bytes) -> bytes | None:
+        """Return an extended attribute, None where there is none of this name."""
+        path, identity = self.inodes.path(ino), self.inodes.get(ino).row.identity
+        tree = self._tree(path)
+        if not is_writable(tree) or not name.startswith(_USER_XATTR):
+            return None
+        return await tree.get_xattr(path, identity, os.fsdecode(name))
+
+    async def list_xattrs(self, ino: Ino) -> list[bytes]:
+        """Return the names of the extended attributes."""
+        path, identity = self.inodes.path(ino), self.inodes.get(ino).row.identity
+        tree = self._tree(path)
+        return [os.fsencode(name) for name in await tree.list_xattrs(path, identity)] if is_writable(tree) else []
+
+    async def set_xattr(self, ino: Ino, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute; None removes it."""
+        tree, path = self._own_path(ino)
+        if not name.startswith(_USER_XATTR):
+            raise Unsupported(path, "only extended attributes of users are kept")
+        await tree.set_xattr(path, self.inodes.get(ino).row.identity, os.fsdecode(name), value)
+
+    @property
+    def has_xattrs(self) -> bool:
+        """Whether any tree keeps extended attributes: where none does, the kernel need not ask."""
+        return any(tree.writable for tree in self.trees.values())
 
     def statfs(self, ino: Ino) -> os.statvfs_result | None:
         """Return the figures of the disk below, None where there is none."""

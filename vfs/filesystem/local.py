@@ -16,12 +16,14 @@ import os
 import stat
 import struct
 
+import trio
+
 from vfs.errors import ReadOnly, Stale, Unavailable
 from vfs.filesystem.scratch import scratch
-from vfs.filesystem.tree import Buffer, Child, Node
+from vfs.filesystem.tree import Buffer, Changes, Child, Node
 from vfs.model import Kind, LakePath, Version, join, split
 from vfs.namespace.mounts import STATUS_PREFIX, MountPoint
-from vfs.oserrors import Translated
+from vfs.oserrors import Translated, meaning_of
 from vfs.policy.inforce import KERNEL_TTL_S_MAX, InForce
 
 TTL_S = 1.0
@@ -54,6 +56,9 @@ class LocalTree:
         below = os.fsencode(self._point.below(path))
         return self._root + b"/" + below if below else self._root
 
+    def is_fixed(self, identity: str) -> bool:
+        return False
+
     async def lookup(self, path: LakePath) -> Node:
         return self.node(self.host_path(path), path)
 
@@ -64,9 +69,8 @@ class LocalTree:
             target = os.readlink(host_path) if stat.S_ISLNK(found.st_mode) else b""
         return self.node_at(subject, found, os.fsdecode(target))
 
-    def node_of_open(self, fd: int) -> Node:
-        """Return the attributes of an open file, which may have lost its name."""
-        return self._node(os.fstat(fd))
+    def known(self, identity: str, fd: int | None) -> Node | None:
+        return None if fd is None else self._node(os.fstat(fd))
 
     def node_at(self, path: str, found: os.stat_result, target: str) -> Node:
         """Return the attributes of the object at `path`, to be believed as the policy says."""
@@ -114,10 +118,13 @@ class LocalTree:
             raise Stale(path, "was replaced")
         return source
 
-    # Changes. The mount's kernel side has checked permissions (default_permissions); owners are the caller's.
+    # Changes: `WritableTree`. Owners are the caller's.
 
-    def make_file(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
-        """Create an empty file; `AlreadyExists` where the name is taken."""
+    async def before_write(self, path: LakePath, identity: str, version: Version, *, truncate: bool) -> None:
+        if truncate:
+            await self.change(path, identity, None, Changes(size=0))
+
+    async def make_file(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
         with Translated(path):
             fd = os.open(self.host_path(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
@@ -126,16 +133,14 @@ class LocalTree:
             finally:
                 os.close(fd)
 
-    def make_directory(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
-        """Create an empty directory."""
+    async def make_directory(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
         host_path = self.host_path(path)
         with Translated(path):
             os.mkdir(host_path, 0o700)
             _own(host_path, self._owner_below(path, owner))
             os.chmod(host_path, stat.S_IMODE(mode) | (os.stat(host_path).st_mode & stat.S_ISGID))
 
-    def make_symlink(self, path: LakePath, target: bytes, owner: tuple[int, int]) -> None:
-        """Create a symlink; `target` is taken as it is."""
+    async def make_symlink(self, path: LakePath, target: bytes, owner: tuple[int, int]) -> None:
         host_path = self.host_path(path)
         with Translated(path):
             os.symlink(target, host_path)
@@ -146,18 +151,15 @@ class LocalTree:
         parent = os.stat(os.path.dirname(self.host_path(path)))
         return (owner[0], parent.st_gid) if parent.st_mode & stat.S_ISGID else owner
 
-    def make_link(self, path: LakePath, new_path: LakePath) -> None:
-        """Create a hard link."""
+    async def make_link(self, path: LakePath, new_path: LakePath) -> None:
         with Translated(new_path):
             os.link(self.host_path(path), self.host_path(new_path), follow_symlinks=False)
 
-    def remove(self, path: LakePath, *, directory: bool) -> None:
-        """Unlink a file or remove an empty directory."""
+    async def remove(self, path: LakePath, *, directory: bool, is_open: bool) -> None:
         with Translated(path):
             (os.rmdir if directory else os.unlink)(self.host_path(path))
 
-    def rename(self, path: LakePath, new_path: LakePath, flags: int) -> None:
-        """Rename; `flags` as in renameat2."""
+    async def rename(self, path: LakePath, new_path: LakePath, flags: int, *, is_open: bool) -> None:
         source, target = self.host_path(path), self.host_path(new_path)
         with Translated(path):
             if not flags:
@@ -166,46 +168,65 @@ class LocalTree:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))
 
-    def change(
-        self,
-        path: LakePath,
-        fd: int | None,
-        *,
-        size: int | None = None,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> None:
-        """Change what is not None, through `fd` where the file is open: it may have lost its name."""
+    async def change(self, path: LakePath, identity: str, fd: int | None, changes: Changes) -> None:
         target = self.host_path(path) if fd is None else fd
+        if fd is None and self.node(self.host_path(path), path).identity != identity:
+            raise Stale(path, "was replaced")  # the name is another file's by now
         with Translated(path):
-            if uid is not None or gid is not None:
-                _chown(target, -1 if uid is None else uid, -1 if gid is None else gid)
-            if mode is not None:
-                os.chmod(target, stat.S_IMODE(mode))
-            if size is not None:
-                os.truncate(target, size)
-            if atime_ns is not None or mtime_ns is not None:
-                now = os.stat(target, follow_symlinks=False) if fd is None else os.fstat(fd)
-                atime_ns = now.st_atime_ns if atime_ns is None else atime_ns
-                mtime_ns = now.st_mtime_ns if mtime_ns is None else mtime_ns
-                os.utime(target, None, ns=(atime_ns, mtime_ns), **_links_themselves(target))
+            if changes.uid is not None or changes.gid is not None:
+                _chown(target, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
+            if changes.mode is not None:
+                os.chmod(target, stat.S_IMODE(changes.mode))
+            if changes.size is not None:
+                os.truncate(target, changes.size)
+            if changes.atime_ns is not None or changes.mtime_ns is not None:
+                set_times(target, changes)
 
-    def sync_directory(self, path: LakePath) -> None:
-        """Return when the directory's names are on the disk."""
+    async def sync_directory(self, path: LakePath) -> None:
         with Translated(path):
             fd = os.open(self.host_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(fd)
+                await trio.to_thread.run_sync(os.fsync, fd)
             finally:
                 os.close(fd)
+
+    def close_waits(self, path: LakePath, identity: str) -> bool:
+        return False
+
+    def released(self, identity: str, *, last: bool) -> None:
+        return
+
+    async def get_xattr(self, path: LakePath, identity: str, name: str) -> bytes | None:
+        try:
+            return os.getxattr(self.host_path(path), name, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+                return None
+            raise meaning_of(exc, path) from exc
+
+    async def list_xattrs(self, path: LakePath, identity: str) -> list[str]:
+        with Translated(path):
+            return [name for name in os.listxattr(self.host_path(path), follow_symlinks=False) if name.startswith("user.")]
+
+    async def set_xattr(self, path: LakePath, identity: str, name: str, value: bytes | None) -> None:
+        with Translated(path):
+            if value is None:
+                os.removexattr(self.host_path(path), name, follow_symlinks=False)
+            else:
+                os.setxattr(self.host_path(path), name, value, follow_symlinks=False)
 
     def statfs(self, path: LakePath) -> os.statvfs_result:
         """Return the figures of the file system below."""
         with Translated(path):
             return os.statvfs(self.host_path(path))
+
+
+def set_times(target: int | bytes, changes: Changes) -> None:
+    """Set the times that are not None, of a symlink its own."""
+    now = os.fstat(target) if isinstance(target, int) else os.lstat(target)
+    atime_ns = now.st_atime_ns if changes.atime_ns is None else changes.atime_ns
+    mtime_ns = now.st_mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+    os.utime(target, None, ns=(atime_ns, mtime_ns), **_links_themselves(target))
 
 
 def _own(target: int | bytes, owner: tuple[int, int]) -> None:
@@ -247,7 +268,7 @@ class LocalSource:
 
     async def sync(self) -> None:
         with Translated(self._subject):
-            os.fsync(self._fd)
+            await trio.to_thread.run_sync(os.fsync, self._fd)
 
     def announce(self) -> None:
         return

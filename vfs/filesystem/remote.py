@@ -69,6 +69,9 @@ class RemoteTree:
         self._policy = policy
         self._owner = owner
 
+    def is_fixed(self, identity: str) -> bool:
+        return True
+
     async def lookup(self, path: LakePath) -> Node:
         """Return what the origin says, or what it said last where it can't be asked now."""
         if not can_posix_carry(split(path)[1]) and path:
@@ -139,7 +142,10 @@ class RemoteTree:
             ttl_s = min(max(self._believed_s(path, entry) - self._age_s(seen_ns), 0.0), KERNEL_TTL_S_MAX)
         version = entry.version
         identity = f"{version.size}:{version.mtime_ns}:{version.etag}:{version.generation}"
-        mode = _TYPE_BITS[entry.kind] if entry.mode is None else (_TYPE_BITS[entry.kind] & ~0o7777) | (entry.mode & 0o555)
+        writing = 0o200 if self._point.writable and entry.kind is not Kind.SYMLINK else 0
+        mode = _TYPE_BITS[entry.kind] | writing
+        if entry.mode is not None:
+            mode = (mode & ~0o7777) | (entry.mode & (0o777 if writing else 0o555))
         if entry.kind is Kind.DIRECTORY:
             identity = "directory"
             mode |= 0o555
@@ -160,7 +166,7 @@ class RemoteTree:
 
     async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> Source:
         if write:
-            raise ReadOnly(path, "remote origins can't be written yet", "mount a local site with writable = true")
+            raise ReadOnly(path, "lies on a mount that is not writable")
         replica = self._open_replica(path, version)
         if replica is not None:
             return replica

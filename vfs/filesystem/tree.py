@@ -1,4 +1,4 @@
-"""What a mount point can do for the file system. Two implementations: `local.py` and `remote.py`.
+"""What a mount point can do for the file system: `local.py`, `remote.py`, and `staged.py` over the latter.
 
 Pure: no I/O, no clock. The implementations run on trio.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from vfs.model import Kind, LakePath, Version
 
@@ -119,10 +119,14 @@ class Tree(Protocol):
     """The objects below one mount point.
 
     Attributes:
-        writable: whether `vfs/filesystem/local.py`'s changing operations exist.
+        writable: whether it is a `WritableTree`, too.
     """
 
     writable: bool
+
+    def is_fixed(self, identity: str) -> bool:
+        """Return whether a file of this identity can't change: its inode is one version."""
+        ...
 
     async def lookup(self, path: LakePath) -> Node:
         """Return the object's attributes now.
@@ -148,3 +152,101 @@ class Tree(Protocol):
             NotFound, Denied, ReadOnly, Unavailable, DeadlineExceeded.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Attributes to be changed; None: left alone.
+
+    Attributes:
+        mode: permission bits.
+    """
+
+    size: int | None = None
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class WritableTree(Tree, Protocol):
+    """A tree that can be changed through the mount. The kernel has checked permissions (default_permissions).
+
+    All of these may raise NotFound, NotADirectory, Denied, NoSpace, Unsupported, Unavailable, DeadlineExceeded.
+    """
+
+    def known(self, identity: str, fd: int | None) -> Node | None:
+        """Return the attributes of a file that may have lost its name, by its identity or an open descriptor."""
+        ...
+
+    async def before_write(self, path: LakePath, identity: str, version: Version, *, truncate: bool) -> None:
+        """Prepare a file for being opened for writing.
+
+        Args:
+            truncate: its content is to go.
+        Raises:
+            Stale: the path stands for another file from now on, which can be written: look it up again.
+        """
+        ...
+
+    async def make_file(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
+        """Create an empty file; `AlreadyExists` where the name is taken."""
+        ...
+
+    async def make_directory(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
+        """Create an empty directory; `AlreadyExists` where the name is taken."""
+        ...
+
+    async def make_symlink(self, path: LakePath, target: bytes, owner: tuple[int, int]) -> None:
+        """Create a symlink; `target` is taken as it is."""
+        ...
+
+    async def make_link(self, path: LakePath, new_path: LakePath) -> None:
+        """Create a hard link."""
+        ...
+
+    async def remove(self, path: LakePath, *, directory: bool, is_open: bool) -> None:
+        """Unlink a file, which lives on without a name while it `is_open`, or remove an empty directory."""
+        ...
+
+    async def rename(self, path: LakePath, new_path: LakePath, flags: int, *, is_open: bool) -> None:
+        """Rename; `flags` as in renameat2, `is_open` of what is replaced."""
+        ...
+
+    async def change(self, path: LakePath, identity: str, fd: int | None, changes: Changes) -> None:
+        """Change attributes, through `fd` where the file is open: it may have lost its name.
+
+        Raises:
+            Stale: the path stands for another object by now.
+        """
+        ...
+
+    async def sync_directory(self, path: LakePath) -> None:
+        """Return when the directory's names are as durable as the policy says."""
+        ...
+
+    def close_waits(self, path: LakePath, identity: str) -> bool:
+        """Return whether close() of a file that was written waits until it is durable."""
+        ...
+
+    def released(self, identity: str, *, last: bool) -> None:
+        """A handle was closed; `last`: no other is left for sure."""
+        ...
+
+    async def get_xattr(self, path: LakePath, identity: str, name: str) -> bytes | None:
+        """Return an extended attribute, None where there is none of this name."""
+        ...
+
+    async def list_xattrs(self, path: LakePath, identity: str) -> list[str]:
+        """Return the names of the extended attributes."""
+        ...
+
+    async def set_xattr(self, path: LakePath, identity: str, name: str, value: bytes | None) -> None:
+        """Set an extended attribute; None removes it."""
+        ...
+
+
+def is_writable(tree: Tree | None) -> TypeGuard[WritableTree]:
+    """Return whether the tree can be changed."""
+    return tree is not None and tree.writable

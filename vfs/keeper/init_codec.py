@@ -21,6 +21,7 @@ FUSE_MINOR_MIN = 36
 """INIT_EXT and the 64-byte request (Linux 5.17)."""
 
 FUSE_ASYNC_READ = 1 << 0
+FUSE_ATOMIC_O_TRUNC = 1 << 3
 FUSE_BIG_WRITES = 1 << 5
 FUSE_AUTO_INVAL_DATA = 1 << 12
 FUSE_DO_READDIRPLUS = 1 << 13
@@ -37,6 +38,7 @@ FUSE_HAS_RESEND = 1 << 39
 
 WANTED_FLAGS = (
     FUSE_ASYNC_READ
+    | FUSE_ATOMIC_O_TRUNC  # an object of an origin that is about to be overwritten need not be fetched first
     | FUSE_BIG_WRITES
     | FUSE_AUTO_INVAL_DATA
     | FUSE_DO_READDIRPLUS

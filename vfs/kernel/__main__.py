@@ -23,7 +23,7 @@ import pyfuse3  # noqa: E402
 import trio  # noqa: E402
 
 from vfs import config, wire  # noqa: E402
-from vfs.clock import SystemClock  # noqa: E402
+from vfs.clock import Clock, SystemClock  # noqa: E402
 from vfs.errors import InvalidPolicy  # noqa: E402
 from vfs.extents.layout import store_root  # noqa: E402
 from vfs.filesystem.agent import AgentClient  # noqa: E402
@@ -32,6 +32,8 @@ from vfs.filesystem.local import LocalTree  # noqa: E402
 from vfs.filesystem.openfiles import OpenFiles  # noqa: E402
 from vfs.filesystem.reads import ReadReports  # noqa: E402
 from vfs.filesystem.remote import OpenObjects, RemoteTree  # noqa: E402
+from vfs.filesystem.staged import StagedTree  # noqa: E402
+from vfs.filesystem.staging import StagingArea  # noqa: E402
 from vfs.filesystem.tree import Tree  # noqa: E402
 from vfs.keeper.init_codec import Negotiated  # noqa: E402
 from vfs.keeper.report import StatusPipe  # noqa: E402
@@ -44,6 +46,7 @@ from vfs.logs import log_to  # noqa: E402
 from vfs.model import LakePath  # noqa: E402
 from vfs.namespace.catalog import Catalog  # noqa: E402
 from vfs.namespace.inodes import InodeTable  # noqa: E402
+from vfs.namespace.journal import JournalWriter  # noqa: E402
 from vfs.namespace.mounts import build_mount_table  # noqa: E402
 from vfs.policy.inforce import InForce, open_store  # noqa: E402
 from vfs.rundir import RunDir  # noqa: E402
@@ -65,6 +68,7 @@ def main() -> int:
     rundir, status = RunDir(args.run_dir), StatusPipe(args.status_fd)
     log_to(rundir.log("worker"), os.environ.get("FOREMOUNT_LOG", "INFO"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # of leases, which are asked for and given back at once
     sys.setswitchinterval(_SWITCH_S)
     try:
         trio.run(_Worker(args, rundir, status).run)
@@ -117,37 +121,57 @@ class _Worker:
             catalog = Catalog(os.path.join(store_root(self._config.cache.directory), "catalog.lmdb"))
             stack.callback(catalog.close)
             owner = (os.getuid(), os.getgid())
+            area = None
+            if any(point.writable and point.local_root is None for point in mounts.points):
+                area = self._open_staging(catalog, clock)
+                stack.callback(area.close)
             trees: dict[LakePath, Tree] = {}
             for point in mounts.points:
-                trees[point.prefix] = (
-                    LocalTree(point, policy)
-                    if point.local_root is not None
-                    else RemoteTree(
-                        point,
-                        agent=self._agent,
-                        catalog=catalog,
-                        cache_root=store_root(self._config.cache.directory),
-                        objects=objects,
-                        reports=reports,
-                        clock=clock,
-                        policy=policy,
-                        owner=owner,
-                    )
+                if point.local_root is not None:
+                    trees[point.prefix] = LocalTree(point, policy)
+                    continue
+                remote = RemoteTree(
+                    point,
+                    agent=self._agent,
+                    catalog=catalog,
+                    cache_root=store_root(self._config.cache.directory),
+                    objects=objects,
+                    reports=reports,
+                    clock=clock,
+                    policy=policy,
+                    owner=owner,
                 )
+                trees[point.prefix] = remote
+                if point.writable and area is not None:
+                    trees[point.prefix] = StagedTree(point, remote, area, policy=policy, owner=owner)
             files = OpenFiles(inodes, self._passthrough, clock, open_max=self._open_max // 4)
             self._agent.on_connect = files.announce
             filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4)
             stack.callback(filesystem.close)
             recorder = Recorder(filesystem, self._agent, self._passthrough.caller, clock)
             self._agent.on_told = recorder.told
-            await self._serve(filesystem, reports, recorder)
+            await self._serve(filesystem, reports, recorder, area)
 
-    async def _serve(self, filesystem: FileSystem, reports: ReadReports, recorder: Recorder) -> None:
+    def _open_staging(self, catalog: Catalog, clock: Clock) -> StagingArea:
+        directory, fresh = config.staging_directory(self._config), not self._args.resend
+        journal = JournalWriter(directory, fresh=fresh)
+        size = self._config.staging.size
+        area = StagingArea(directory, journal, catalog=catalog, agent=self._agent, clock=clock, size=size)
+        area.sweep(fresh=fresh)
+        return area
+
+    async def _serve(
+        self, filesystem: FileSystem, reports: ReadReports, recorder: Recorder, area: StagingArea | None
+    ) -> None:
         operations = Operations(filesystem, self._passthrough, recorder)
+        if _shim is not None and hasattr(_shim, "request"):  # an extension that was built before it had this
+            guard.number_requests(_shim.request)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._agent.run)
             nursery.start_soon(reports.run)
             nursery.start_soon(recorder.run)
+            if area is not None:
+                nursery.start_soon(area.run)
             await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
             nursery.start_soon(self._beat, filesystem)
             nursery.start_soon(self._follow_policies, filesystem.inodes)

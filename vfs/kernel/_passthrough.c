@@ -1,5 +1,6 @@
 /* Lets pyfuse3 answer OPEN with flags that it doesn't know: a backing id for kernel passthrough, and no FLUSH on close.
- * And tells whose request is being started: pyfuse3 hides that for reads and writes.
+ * And tells whose request is being started: pyfuse3 hides that for reads and writes. And which number it has, in its first
+ * sending as in any other.
  *
  * pyfuse3 calls fuse_reply_open through the dynamic linker. This module is loaded with RTLD_GLOBAL before pyfuse3 and so
  * its own fuse_reply_open comes first. Python arms one reply, by file handle, right before its handler returns; there is
@@ -8,10 +9,10 @@
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <dlfcn.h>
 
 #define FUSE_USE_VERSION 312
 #include <fuse_lowlevel.h>
+#include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -55,15 +56,16 @@ struct in_header { /* struct fuse_in_header of linux/fuse.h */
     uint32_t uid, gid, pid;
 };
 
-static struct { uint32_t pid, uid; } asking; /* pyfuse3 starts the handler of a request before it takes another */
+static struct { uint64_t unique; uint32_t pid, uid; } asking; /* pyfuse3 starts the handler of a request before it takes another */
 
 __attribute__((visibility("default")))
 void fuse_session_process_buf(struct fuse_session *session, const struct fuse_buf *request) {
     static void (*process)(struct fuse_session *, const struct fuse_buf *);
     if (!process) *(void **)&process = dlsym(RTLD_NEXT, "fuse_session_process_buf");
-    asking.pid = asking.uid = 0;
+    memset(&asking, 0, sizeof asking);
     if (!(request->flags & FUSE_BUF_IS_FD) && request->size >= sizeof(struct in_header)) {
         const struct in_header *header = request->mem;
+        asking.unique = header->unique;
         asking.pid = header->pid;
         asking.uid = header->uid;
     }
@@ -72,6 +74,10 @@ void fuse_session_process_buf(struct fuse_session *session, const struct fuse_bu
 
 static PyObject *caller(PyObject *self, PyObject *none) {
     return Py_BuildValue("II", asking.pid, asking.uid);
+}
+
+static PyObject *request(PyObject *self, PyObject *none) {
+    return PyLong_FromUnsignedLongLong(asking.unique);
 }
 
 static PyObject *arm(PyObject *self, PyObject *args) {
@@ -89,6 +95,7 @@ static PyObject *arm(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS, "arm(fh, flags, backing_id): add these to the next OPEN reply if it is for fh."},
     {"caller", caller, METH_NOARGS, "caller() -> (thread id, uid) of the request whose handler is being started; 0: the kernel."},
+    {"request", request, METH_NOARGS, "request(): number of the request whose handler has just been entered."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_passthrough", "Interposed OPEN replies.", -1, methods,

@@ -14,6 +14,7 @@ import pyfuse3
 import trio
 
 from vfs import errors
+from vfs.filesystem.request import begin_request
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -38,9 +39,16 @@ _ERRNOS: dict[type[errors.ForemountError], int] = {
 }
 _EXPECTED = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ESTALE, errno.EROFS)
 """What programs provoke every second: no record above debug."""
+_request: Callable[[], int] = lambda: 0  # noqa: E731
 _serial = itertools.count(1)
 requests: Counter[str] = Counter()
 """Requests of the kernel by handler, and `failed` ones: what `status` shows, and how benchmarks count round trips."""
+
+
+def number_requests(request: Callable[[], int]) -> None:
+    """Have handlers know the number of their request: `request` tells that of the last one that came in."""
+    global _request
+    _request = request
 
 
 def errno_of(error: errors.ForemountError) -> int:
@@ -61,6 +69,7 @@ def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
     @functools.wraps(handler)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         requests[name] += 1
+        begin_request(_request())
         try:
             return await handler(*args, **kwargs)
         except errors.ForemountError as exc:

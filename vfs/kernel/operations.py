@@ -7,12 +7,13 @@ import logging
 import os
 import stat
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, ReaddirToken, RequestContext, SetattrFields
 
 from vfs.filesystem.filesystem import Attributes, FileSystem
-from vfs.filesystem.tree import Buffer
+from vfs.filesystem.tree import Buffer, Changes
 from vfs.kernel.guard import guarded
 from vfs.kernel.passthrough import KernelPassthrough
 from vfs.kernel.trace import Recorder
@@ -22,6 +23,11 @@ log = logging.getLogger(__name__)
 _BLOCK = 512
 _PREFERRED_IO_BYTES = 128 << 10
 """st_blksize: the buffer of Python's open(). Larger ones only make many small reads copy more."""
+
+
+def _never() -> NoReturn:
+    """Say that nothing has extended attributes, after which the kernel doesn't ask again."""
+    raise FUSEError(errno.ENOSYS)
 
 
 class Operations(pyfuse3.Operations):
@@ -93,7 +99,7 @@ class Operations(pyfuse3.Operations):
 
     @guarded
     async def flush(self, fh: int) -> None:
-        return
+        await self._fs.flush(Ino(fh))
 
     @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -150,8 +156,7 @@ class Operations(pyfuse3.Operations):
     async def setattr(
         self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
     ) -> EntryAttributes:
-        changed = await self._fs.change(
-            Ino(inode),
+        changes = Changes(
             size=attr.st_size if fields.update_size else None,
             mode=attr.st_mode if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
@@ -159,7 +164,7 @@ class Operations(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        return self._entry(changed)
+        return self._entry(await self._fs.change(Ino(inode), changes))
 
     @guarded
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
@@ -173,6 +178,27 @@ class Operations(pyfuse3.Operations):
         for name in ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail"):
             setattr(reply, name, getattr(found, name))
         return reply
+
+    @guarded
+    async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        value = await self._fs.get_xattr(Ino(inode), name) if self._fs.has_xattrs else _never()
+        if value is None:
+            raise FUSEError(errno.ENODATA)
+        return value
+
+    @guarded
+    async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
+        return await self._fs.list_xattrs(Ino(inode)) if self._fs.has_xattrs else _never()
+
+    @guarded
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        await self._fs.set_xattr(Ino(inode), name, value)
+
+    @guarded
+    async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
+        if await self._fs.get_xattr(Ino(inode), name) is None:
+            raise FUSEError(errno.ENODATA)
+        await self._fs.set_xattr(Ino(inode), name, None)
 
     @guarded
     async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:

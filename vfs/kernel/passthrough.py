@@ -29,6 +29,8 @@ class _Shim(Protocol):
 
     def caller(self) -> tuple[int, int]: ...
 
+    def request(self) -> int: ...
+
 
 def load_shim() -> _Shim | None:
     """Load the extension so that its symbol comes before libfuse's; None where it was not built.

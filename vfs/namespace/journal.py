@@ -2,7 +2,7 @@
 
 A file of frames, each with its length and XXH3-64; a frame that does not match its digest ends the log, and the next worker
 cuts it off there. An append is one write: it survives a killed process. `sync` makes it survive the machine. 11 us a frame,
-8 us to read one (2 busy cores, 2026-11-29); why not LMDB: docs/adr/0004.
+8 us to read one (2 busy cores, 2026-11-29); why not LMDB: docs/adr/0005.
 
 When most of the log is history the worker writes a new file with what holds now, syncs it and renames it over the old one;
 readers notice and start again from its beginning.
@@ -169,8 +169,9 @@ class JournalWriter:
                 del self.requests[next(iter(self.requests))]
 
     def next_id(self) -> int:
-        """Return a number for a node or a content. Not used until `append` has taken it."""
-        return self.nodes.next_id
+        """Return a number for a node or a content; it is not given again by this writer."""
+        self.nodes.next_id += 1
+        return self.nodes.next_id - 1
 
     def append(self, changes: Sequence[Change], request: int = 0) -> None:
         """Let the changes hold, all together.

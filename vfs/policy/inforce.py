@@ -83,6 +83,10 @@ class InForce:
         """Return after how long a system call that waits for the site fails."""
         return self.decision(path, access, site, size).values.deadline
 
+    def waits_for_origin(self, path: LakePath, site: SiteName) -> bool:
+        """Return whether fsync and close of a file that is being written wait for its origin."""
+        return self.decision(path, Access.WRITE, site).values.write_durability == "remote"
+
 
 def unheeded(rules: RuleSet) -> list[tuple[Origin, str]]:
     """Return what documents of the admin's own state to no effect so far: the rule, and a sentence."""

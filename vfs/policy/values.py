@@ -140,11 +140,10 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
     write_durability: Annotated[
         Literal["local", "remote"],
         About(
-            "What fsync and close wait for: this host's disk (uploaded afterwards), or the origin.",
+            "What fsync waits for: this host's disk (uploaded afterwards), or the origin; with remote, close waits too.",
             "local or remote",
-            _NEXT,
+            _ONCE,
             "who calls fsync and is not told otherwise expects the data to survive the host",
-            comes_with="writing to remote origins",
         ),
     ] = "remote"
     sample_fallback: Annotated[
