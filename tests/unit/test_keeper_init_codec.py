@@ -38,7 +38,7 @@ def test_reply_is_the_structure_of_the_kernel_header() -> None:
     assert struct.unpack_from("<IiQ", reply) == (80, 0, 2)
     assert struct.unpack_from("<IIIIHHIIHHIIH", reply, 16) == (
         7, 40, 16 << 20,
-        0x50C4_3021,  # INIT_EXT KILLPRIV_V2 CACHE_SYMLINKS MAX_PAGES PARALLEL_DIROPS READDIRPLUS AUTO_INVAL …
+        0x50C4_3029,  # INIT_EXT KILLPRIV_V2 CACHE_SYMLINKS MAX_PAGES PARALLEL_DIROPS READDIRPLUS AUTO_INVAL …
         256, 192, 1 << 20, 1, 256, 0,
         0xA0,  # HAS_RESEND PASSTHROUGH
         1, 0,
@@ -87,7 +87,7 @@ def test_unusable_request_is_refused_with_the_reason(message: bytes, sentence: s
 def test_worker_gets_the_old_short_form_without_extension_flag() -> None:
     agreed = codec.negotiate(codec.decode_request(RECORDED_6_18), why_no_passthrough="")
     message = codec.worker_init_request(agreed)
-    assert struct.unpack("<IIQQIIIHHIIII", message) == (56, 26, 2, 0, 0, 0, 0, 0, 0, 7, 31, 16 << 20, 0x10C4_3021)
+    assert struct.unpack("<IIQQIIIHHIIII", message) == (56, 26, 2, 0, 0, 0, 0, 0, 0, 7, 31, 16 << 20, 0x10C4_3029)
 
 
 @given(

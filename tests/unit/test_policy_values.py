@@ -180,4 +180,5 @@ def test_budgets_and_deadlines_take_effect_at_once():
         "deadline",
         "memory",
         "bandwidth",
+        "write_durability",
     }
