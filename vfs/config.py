@@ -161,6 +161,21 @@ class Limits(_Document, frozen=True):
     read_ahead: Bytes = Bytes(64 << 10)
 
 
+class Admin(_Document, frozen=True):
+    """The admin API over TCP. The Unix socket in the run directory is always there.
+
+    Attributes:
+        address: "host:port"; "" for none. Needs all of the others.
+        certificate, key: PEM files of this host, read again when they change.
+        tokens: file of lines "ROLE NAME TOKEN", ROLE being read, operate or admin; mode 0600, read again when it changes.
+    """
+
+    address: str = ""
+    certificate: str = ""
+    key: str = ""
+    tokens: str = ""
+
+
 class Config(_Document, frozen=True):
     """The whole document."""
 
@@ -169,6 +184,7 @@ class Config(_Document, frozen=True):
     cache: Cache = Cache()
     staging: Staging = Staging()
     limits: Limits = Limits()
+    admin: Admin = Admin()
     policies: list[str] = []
 
 
@@ -283,9 +299,36 @@ def _check_references(config: Config, name: str) -> None:
                 raise InvalidConfig(where, f"names the unknown site {site!r}", f"known sites: {known}")
         if prefix.split("/")[0] == ".foremount":
             raise InvalidConfig(f"{where}.prefix", "/.foremount belongs to the status files", "choose another prefix")
+    _check_admin(config.admin, name)
     for site, kind in config.sites.items():
         if isinstance(kind, LocalSite) and not os.path.isabs(kind.path):
             raise InvalidConfig(f"{name}: sites.{site}.path", f"{kind.path!r} is not absolute")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the two parts of "host:port"; an IPv6 address stands in brackets.
+
+    Raises:
+        ValueError: it has not both.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is no host:port")
+    return host.strip("[]"), int(port)
+
+
+def _check_admin(admin: Admin, name: str) -> None:
+    """Refuse TCP without TLS and tokens."""
+    if not admin.address:
+        return
+    try:
+        host_and_port(admin.address)
+    except ValueError as exc:
+        raise InvalidConfig(f"{name}: admin.address", str(exc), 'write "host:port"') from exc
+    for key in ("certificate", "key", "tokens"):
+        if not getattr(admin, key):
+            hint = "the API goes over TCP with TLS and tokens only; the Unix socket needs neither"
+            raise InvalidConfig(f"{name}: admin.{key}", "is missing", hint)
 
 
 def local_path(site: LocalSite, root: SitePath, below: str = "") -> str:

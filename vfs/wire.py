@@ -15,6 +15,8 @@ import msgspec
 from vfs.errors import Failure, ForemountError
 from vfs.model import Entry, LakePath, ObjectKey, Version
 from vfs.units import encode_unit
+from vfs.usage import Call as SlowCall
+from vfs.usage import Cause, Usage
 
 MessageT = TypeVar("MessageT")
 FRAME_BYTES_MAX = 16 << 20
@@ -101,8 +103,21 @@ class CloseObject(msgspec.Struct, frozen=True, array_like=True, tag=True):
     key: ObjectKey
 
 
+class Used(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What callers did since the last such message. Not answered.
+
+    Attributes:
+        slow: operations that have ended.
+        waiting: those that go on for long already.
+    """
+
+    usages: list[Usage]
+    slow: list[SlowCall]
+    waiting: list[SlowCall]
+
+
 class Counters(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The worker's counters so far, by name as in `vfs/admin/metrics.py`. Not answered."""
+    """Requests of the kernel by handler since the worker was started. Not answered."""
 
     values: dict[str, float]
 
@@ -139,7 +154,7 @@ class Traced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     last: bool = False
 
 
-Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Staging | Settle | Traced
+Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Used | Staging | Settle | Traced
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -220,10 +235,15 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to the request of this id; with id 0 the agent tells something of its own accord."""
+    """The answer to the request of this id; with id 0 the agent tells something of its own accord.
+
+    Attributes:
+        causes: what it took its time for, seconds, as far as the agent knows.
+    """
 
     id: int
     answer: Answer
+    causes: dict[Cause, float] = {}
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_unit)

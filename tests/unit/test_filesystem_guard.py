@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from vfs import errors
+from vfs.kernel.account import Account
 from vfs.kernel.guard import errno_of, guarded
 
 pyfuse3 = pytest.importorskip("pyfuse3")
@@ -17,12 +18,15 @@ pyfuse3 = pytest.importorskip("pyfuse3")
 def answer(raised: BaseException) -> int:
     """Return the errno that a handler's exception becomes."""
 
-    @guarded
-    async def lookup() -> None:
-        raise raised
+    class Handlers:
+        account = Account()
+
+        @guarded
+        async def lookup(self) -> None:
+            raise raised
 
     with pytest.raises(pyfuse3.FUSEError) as caught:
-        trio.run(lookup)
+        trio.run(Handlers().lookup)
     number: int = caught.value.errno
     return number
 
@@ -81,13 +85,17 @@ def test_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_cancellation_passes() -> None:
-    @guarded
-    async def read() -> None:
-        await trio.sleep_forever()
+    class Handlers:
+        account = Account()
+
+        @guarded
+        async def read(self) -> bytes:
+            await trio.sleep_forever()
+            return b""
 
     async def main() -> None:
         with trio.move_on_after(0) as scope:
-            await read()
+            await Handlers().read()
         assert scope.cancelled_caught
 
     trio.run(main)

@@ -1,54 +1,273 @@
-"""The admin API: HTTP on a Unix socket that only the mount's user may open.
+"""The admin API: HTTP on a Unix socket that only the mount's user may open, and over TLS where `[admin]` says so.
 
-GET  /v1/status               facts of the mount
-GET  /v1/explain?path=P       where P comes from and why
-POST /v1/fetch  {"paths": []} make trees local; progress as JSON lines
-POST /v1/evict  {"paths": []} drop local copies
-POST /v1/verify {"paths": []} check local copies; progress as JSON lines
-GET  /v1/policies             documents in force; the version is the ETag
-POST /v1/policies/reload      read the documents now; with If-Match only where that version is in force
-POST /v1/trace                record what is opened and read, as JSON lines (`vfs/traces/recording.py`)
-POST /v1/trace/end            end the recording with what was read until now
+What can be asked is in `vfs/admin/routes.py`. Nothing here is on the way of a read: a caller who asks too often, or does
+not read what it asked for, is refused or left waiting alone. Answers that many ask for are made twice a second at most.
+
+Tasks: one for each request, owned by aiohttp; what a stream asked for ends with it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import socket
-import struct
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from aiohttp import web
 
+from vfs.admin import metrics, routes
+from vfs.admin.access import Caller, Limits, Role, Tokens, check_browser, peer_of
+from vfs.admin.events import Events
 from vfs.admin.policies import Policies
+from vfs.admin.records import CacheQuery, Ended, EventsQuery, PathQuery, PathsBody, WhyQuery, refusal
+from vfs.admin.routes import ROUTES, Route
+from vfs.admin.stats import Facts
 from vfs.admin.status import Status
 from vfs.agent.local import LocalCopies
 from vfs.agent.traces import Traces
-from vfs.errors import Busy, Denied, ForemountError, InvalidPolicy, NotFound, Stale, Unsupported, to_failure
+from vfs.config import Config
+from vfs.errors import (
+    Busy,
+    DeadlineExceeded,
+    Denied,
+    ForemountError,
+    InvalidPolicy,
+    NotFound,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
 from vfs.model import LakePath
 from vfs.units import encode_unit
 
+log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 1 << 20
-_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidPolicy: 422, Busy: 409}
-_PEER = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidPolicy: 422, Stale: 409, Busy: 409, DeadlineExceeded: 504}
+_SNAPSHOT_S = 0.5
+_STREAMS_MAX = {routes.EVENTS: 300, routes.LINES: 8}
+_RATE, _BURST = 300.0, 600.0
+"""Requests of one caller. 200 pages that ask once a second are one caller where all come through one user id."""
+_STRANGERS_RATE, _STRANGERS_BURST = 2.0, 20.0
+_KEEP_ALIVE_S = 15.0
+_SLOW_READER_S = 30.0
+"""A stream whose client takes nothing for so long ends."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+QueryT = TypeVar("QueryT", bound=msgspec.Struct)
+CALLER = web.RequestKey("caller", Caller)
 
 
-class _Paths(msgspec.Struct, forbid_unknown_fields=True):
-    paths: list[str]
+class Api:
+    """Handlers by name; `routes.ROUTES` says which path leads to which.
+
+    Args:
+        pages: adds what is served to browsers, without a token: it holds no facts.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        status: Status,
+        copies: LocalCopies,
+        policies: Policies,
+        traces: Traces,
+        events: Events,
+        config: Callable[[], dict[str, Any]],
+        tokens: Tokens | None = None,
+    ) -> None:
+        self._facts = facts
+        self._status = status
+        self._copies = copies
+        self._policies = policies
+        self._traces = traces
+        self._events = events
+        self._config = config
+        self._tokens = tokens
+        self._limits = Limits(_RATE, _BURST)
+        self._strangers = Limits(_STRANGERS_RATE, _STRANGERS_BURST)
+        self._streams = dict.fromkeys(_STREAMS_MAX, 0)
+        self._made: dict[str, tuple[float, bytes]] = {}
+
+    def application(self, *, local: bool, pages: Callable[[web.Application], None] = lambda app: None) -> web.Application:
+        """Return an application of all routes.
+
+        Args:
+            local: for the Unix socket: the kernel says who asks.
+        """
+        app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors_as_json])
+        for route in ROUTES:
+            app.router.add_route(route.method, route.path, self._guarded(route, local=local))
+        pages(app)
+        return app
+
+    def _guarded(self, route: Route, *, local: bool) -> Handler:
+        handler: Handler = getattr(self, route.name)
+        role = Role[route.role.upper()]
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            check_browser(request.headers, local=local, changes=route.method != "GET")
+            caller = self._caller(request, local=local)
+            if caller is None:
+                return self._stranger(request)
+            if caller.role < role:
+                raise Denied("admin API", f"{caller.name} may only {caller.role.name.lower()}", f"needs role {route.role}")
+            if wait_s := self._limits.wait_s(caller.name, time.monotonic()):
+                return _too_many(wait_s)
+            request[CALLER] = caller
+            if route.body is not None and request.content_type != routes.JSON:
+                return _refused(415, "request", "has a body of another type", "send Content-Type: application/json")
+            if route.media in _STREAMS_MAX:
+                return await self._bounded(route.media, handler, request)
+            if route.snapshot:
+                return await self._snapshot(route, request)
+            return await handler(request)
+
+        return guarded
+
+    def _caller(self, request: web.Request, *, local: bool) -> Caller | None:
+        if local:
+            assert request.transport is not None
+            connection: socket.socket = request.transport.get_extra_info("socket")
+            return peer_of(connection)
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        return self._tokens.find(token.strip()) if self._tokens is not None and scheme.lower() == "bearer" else None
+
+    def _stranger(self, request: web.Request) -> web.Response:
+        """Answer somebody without a valid token, each address a few times a second at most."""
+        if wait_s := self._strangers.wait_s(request.remote or "", time.monotonic()):
+            return _too_many(wait_s)
+        answer = _refused(401, "token", "is missing or wrong", "send Authorization: Bearer TOKEN")
+        answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
+
+    async def _bounded(self, media: str, handler: Handler, request: web.Request) -> web.StreamResponse:
+        if self._streams[media] >= _STREAMS_MAX[media]:
+            return _refused(503, "admin API", "has too many streams", "come again later")
+        self._streams[media] += 1
+        try:
+            return await handler(request)
+        finally:
+            self._streams[media] -= 1
+
+    async def _snapshot(self, route: Route, request: web.Request) -> web.Response:
+        """Answer with what was made for another caller a moment ago, or make it."""
+        _query(request, None)
+        made = self._made.get(route.name)
+        if made is None or time.monotonic() - made[0] > _SNAPSHOT_S:
+            answer = await getattr(self, route.name)(request)
+            made = self._made[route.name] = time.monotonic(), answer.body
+        media = metrics.CONTENT_TYPE if route.media == routes.TEXT else routes.JSON
+        return web.Response(body=made[1], headers={"Content-Type": media, "Cache-Control": "no-store"})
+
+    # Facts
+
+    async def overview(self, request: web.Request) -> web.Response:
+        return _json(self._facts.overview())
+
+    async def status(self, request: web.Request) -> web.Response:
+        return _json(self._status.facts())
+
+    async def stats(self, request: web.Request) -> web.Response:
+        return _json(self._facts.stats())
+
+    async def jobs(self, request: web.Request) -> web.Response:
+        return _json(self._facts.jobs())
+
+    async def why(self, request: web.Request) -> web.Response:
+        return _json(self._facts.why(_query(request, WhyQuery)))
+
+    async def explain(self, request: web.Request) -> web.Response:
+        return _json(await self._status.explain(_lake_path(_query(request, PathQuery).path)))
+
+    async def config(self, request: web.Request) -> web.Response:
+        return _json(self._config())
+
+    async def policies(self, request: web.Request) -> web.Response:
+        _query(request, None)
+        return _json(self._policies.facts(), etag=self._policies.version)
+
+    async def cache(self, request: web.Request) -> web.Response:
+        query = _query(request, CacheQuery)
+        return _json(await asyncio.to_thread(self._facts.cache, query.below, query.limit))
+
+    async def replicas(self, request: web.Request) -> web.Response:
+        return _json(self._facts.replicas())
+
+    async def transfers(self, request: web.Request) -> web.Response:
+        return _json(self._facts.transfers())
+
+    async def rooms(self, request: web.Request) -> web.Response:
+        return _json(self._facts.rooms())
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        return _json(routes.openapi())
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(self._facts.overview()))
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        query = _query(request, EventsQuery)
+        since = query.since
+        if since is None and (last := request.headers.get("Last-Event-ID", "")).isascii() and last.isdigit():
+            since = int(last)
+        response = web.StreamResponse(headers={"Content-Type": routes.EVENTS, "Cache-Control": "no-store"})
+        await response.prepare(request)
+        with contextlib.suppress(TimeoutError, ConnectionError), self._events.listening(since) as listener:
+            async with asyncio.timeout(query.seconds or None):
+                await response.write(b": hello\n\n")
+                while True:
+                    frame = b": still here\n\n"
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_KEEP_ALIVE_S):
+                            event = await listener.queue.get()
+                            body = msgspec.json.encode(event)
+                            frame = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), body)
+                    async with asyncio.timeout(_SLOW_READER_S):
+                        await response.write(frame)
+        return response
+
+    # Orders
+
+    async def fetch(self, request: web.Request) -> web.StreamResponse:
+        return await _lines(request, self._copies.fetch(await _paths(request)))
+
+    async def evict(self, request: web.Request) -> web.Response:
+        return _json(await self._copies.evict(await _paths(request)))
+
+    async def verify(self, request: web.Request) -> web.StreamResponse:
+        return await _lines(request, self._copies.verify(await _paths(request)))
+
+    async def trace(self, request: web.Request) -> web.StreamResponse:
+        _query(request, None)
+        return await _lines(request, self._traces.record())
+
+    async def trace_end(self, request: web.Request) -> web.Response:
+        _query(request, None)
+        return _json(Ended(await self._traces.end()))
+
+    async def reload(self, request: web.Request) -> web.Response:
+        caller = request[CALLER]
+        _query(request, None)
+        try:
+            who = caller.uid if caller.uid >= 0 else caller.name
+            reload = await self._policies.reload(who, _if_match(request))
+        except Stale as exc:
+            return _json(refusal(exc), 412)
+        self._made.clear()
+        return _json(reload, etag=reload.after)
 
 
 @contextlib.asynccontextmanager
-async def serve_admin(
-    socket_path: str, status: Status, copies: LocalCopies, policies: Policies, traces: Traces
-) -> AsyncIterator[None]:
-    """Serve until the block ends."""
+async def serve_unix(socket_path: str, app: web.Application) -> AsyncIterator[None]:
+    """Serve on a Unix socket of mode 0600 until the block ends."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(socket_path)
-    runner = web.AppRunner(make_app(status, copies, policies, traces), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.UnixSite(runner, socket_path).start()
@@ -58,55 +277,15 @@ async def serve_admin(
         await runner.cleanup()
 
 
-def make_app(status: Status, copies: LocalCopies, policies: Policies, traces: Traces) -> web.Application:
-    """Return the application; its routes are the module's table."""
-
-    async def get_status(request: web.Request) -> web.StreamResponse:
-        return _json(status.facts())
-
-    async def get_explain(request: web.Request) -> web.StreamResponse:
-        return _json(await status.explain(LakePath(request.query.get("path", "").strip("/"))))
-
-    async def post_fetch(request: web.Request) -> web.StreamResponse:
-        return await _stream(request, copies.fetch(await _paths(request)))
-
-    async def post_evict(request: web.Request) -> web.StreamResponse:
-        return _json(await copies.evict(await _paths(request)))
-
-    async def post_verify(request: web.Request) -> web.StreamResponse:
-        return await _stream(request, copies.verify(await _paths(request)))
-
-    async def get_policies(request: web.Request) -> web.StreamResponse:
-        return _json(policies.facts(), etag=policies.version)
-
-    async def post_reload(request: web.Request) -> web.StreamResponse:
-        try:
-            reload = await policies.reload(_peer_uid(request), _if_match(request))
-        except Stale as exc:
-            return _json({"error": msgspec.structs.asdict(to_failure(exc))}, 412)
-        return _json(reload, etag=reload.after)
-
-    async def post_trace(request: web.Request) -> web.StreamResponse:
-        return await _stream(request, traces.record())
-
-    async def post_trace_end(request: web.Request) -> web.StreamResponse:
-        return _json({"ended": await traces.end()})
-
-    app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors_as_json])
-    app.add_routes(
-        [
-            web.get("/v1/status", get_status),
-            web.get("/v1/explain", get_explain),
-            web.post("/v1/fetch", post_fetch),
-            web.post("/v1/evict", post_evict),
-            web.post("/v1/verify", post_verify),
-            web.get("/v1/policies", get_policies),
-            web.post("/v1/policies/reload", post_reload),
-            web.post("/v1/trace", post_trace),
-            web.post("/v1/trace/end", post_trace_end),
-        ]
-    )
-    return app
+def public_config(config: Config) -> dict[str, Any]:
+    """Return the configuration as numbers and words, without what could be a secret in a URL. Pure."""
+    found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=encode_unit)
+    for site in found["sites"].values():
+        if "url" in site:
+            parts = urlsplit(site["url"])
+            host = parts.netloc.rpartition("@")[2]
+            site["url"] = urlunsplit((parts.scheme, host, parts.path, "***" if parts.query else "", ""))
+    return found
 
 
 @web.middleware
@@ -114,22 +293,61 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except ForemountError as exc:
-        failure = to_failure(exc)
         code = next((code for kind, code in _STATUS_OF.items() if isinstance(exc, kind)), 502)
-        return _json({"error": msgspec.structs.asdict(failure)}, code)
+        return _json(refusal(exc), code)
+    except web.HTTPException as exc:
+        answer = _refused(exc.status, "request", (exc.reason or "refused").lower(), "")
+        answer.headers.update({name: value for name, value in exc.headers.items() if name == "Allow"})
+        return answer
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception as exc:
+        log.exception("bug while answering %s", request.path)
+        return _json(refusal(Unavailable("agent", f"bug: {type(exc).__name__}, see agent.log")), 500)
+
+
+def _query(request: web.Request, kind: type[QueryT] | None) -> QueryT:
+    """Return the query as a record; None: there is none.
+
+    Raises:
+        Unsupported: it can't be understood.
+    """
+    given = request.query
+    if len(given) != len(set(given)):
+        raise Unsupported("query", "states a key more than once")
+    if kind is None:
+        if given:
+            raise Unsupported("query", f"is not known here: {', '.join(sorted(given))[:200]}")
+        return None  # type: ignore[return-value]  # the caller asked for none
+    try:
+        return msgspec.convert(dict(given), kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise Unsupported("query", f"can't be understood: {exc}") from exc
 
 
 async def _paths(request: web.Request) -> list[LakePath]:
+    _query(request, None)
     try:
-        asked = msgspec.json.decode(await request.read(), type=_Paths)
+        asked = msgspec.json.decode(await request.read(), type=PathsBody)
     except msgspec.DecodeError as exc:
         raise Unsupported("request", f"has no usable body: {exc}", 'send {"paths": ["…"]}') from exc
-    return [LakePath(path.strip("/")) for path in asked.paths]
+    return [_lake_path(path) for path in asked.paths]
 
 
-async def _stream(request: web.Request, records: AsyncIterator[Any]) -> web.StreamResponse:
+def _lake_path(text: str) -> LakePath:
+    path = text.strip("/")
+    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/") if path):
+        raise Unsupported(text[:200], "is no lake path", "leave out empty parts, . and ..")
+    try:
+        path.encode()
+    except UnicodeEncodeError as exc:
+        raise Unsupported(ascii(text[:200]), "is not UTF-8") from exc
+    return LakePath(path)
+
+
+async def _lines(request: web.Request, records: AsyncIterator[Any]) -> web.StreamResponse:
     """Send records as JSON lines while they come; a client that goes away ends the work."""
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    response = web.StreamResponse(headers={"Content-Type": routes.LINES})
     async with contextlib.aclosing(cast(AsyncGenerator[Any, None], records)):
         async for record in records:
             if not response.prepared:  # an error before the first record is still an answer of its own
@@ -139,20 +357,22 @@ async def _stream(request: web.Request, records: AsyncIterator[Any]) -> web.Stre
     return response
 
 
-def _peer_uid(request: web.Request) -> int:
-    """Return the user id at the other end of the Unix socket, as the kernel knows it."""
-    assert request.transport is not None
-    peer = request.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    uid: int = _PEER.unpack(peer)[1]
-    return uid
-
-
 def _if_match(request: web.Request) -> str | None:
     """Return the version that the caller has seen, None where any will do."""
     stated = request.headers.get("If-Match", "*").strip()
     return None if stated == "*" else stated.strip('"')
 
 
+def _too_many(wait_s: float) -> web.Response:
+    answer = _refused(429, "admin API", "is asked too often", "come again later")
+    answer.headers["Retry-After"] = str(max(1, round(wait_s)))
+    return answer
+
+
+def _refused(code: int, subject: str, reason: str, hint: str) -> web.Response:
+    return _json(refusal(Unsupported(subject, reason, hint)), code)
+
+
 def _json(value: Any, code: int = 200, etag: str = "") -> web.Response:
-    headers = {"ETag": f'"{etag}"'} if etag else None
-    return web.Response(body=msgspec.json.encode(value), status=code, content_type="application/json", headers=headers)
+    headers = {"Content-Type": routes.JSON, "Cache-Control": "no-store"} | ({"ETag": f'"{etag}"'} if etag else {})
+    return web.Response(body=msgspec.json.encode(value), status=code, headers=headers)

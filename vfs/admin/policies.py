@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +33,7 @@ class Record(msgspec.Struct, frozen=True):
 
     Attributes:
         at: when, UTC.
-        who: the user id that asked for it, or "file change".
+        who: the user id or token that asked for it, or "file change".
         before, after: versions; equal where nothing was put in force.
         changes: in what the rules do, as people read them.
         error: why the documents were refused, or "".
@@ -68,12 +69,17 @@ class AuditLog:
 
 
 class Policies:
-    """The set in force, for the admin API."""
+    """The set in force, for the admin API.
+
+    Attributes:
+        on_record: called with each line of the audit log.
+    """
 
     def __init__(self, store: PolicyStore, audit: AuditLog, clock: Clock) -> None:
         self._store = store
         self._audit = audit
         self._clock = clock
+        self.on_record: Callable[[Record], None] = lambda record: None
 
     @property
     def version(self) -> str:
@@ -90,11 +96,11 @@ class Policies:
         async for outcome in watch(self._store, in_thread=asyncio.to_thread):
             await self._note(FILE_CHANGE, outcome)
 
-    async def reload(self, who: int, expected: str | None) -> Reload:
+    async def reload(self, who: int | str, expected: str | None) -> Reload:
         """Read the documents now.
 
         Args:
-            who: the user id that asks.
+            who: the user id that asks, or the name of its token.
             expected: version that the caller has seen; None: any.
         Raises:
             Stale: another version is in force than the caller has seen.
@@ -121,6 +127,7 @@ class Policies:
             changes = [str(change) for change in outcome.changes]
             log.info("policy %s in force (%s), was %s: %s", outcome.after, asked, outcome.before, "; ".join(changes))
             record = Record(at, who, outcome.before, outcome.after, changes)
+        self.on_record(record)
         await asyncio.to_thread(self._audit.note, record)
 
     def summary(self) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from vfs import __version__
+from vfs.admin.health import health
 from vfs.admin.policies import Policies, decision_facts
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
@@ -33,7 +34,14 @@ _STATUS_EVERY_S = 1.0
 
 
 class Status:
-    """Collects facts from the rooms; keeps none."""
+    """Collects facts from the rooms; keeps none.
+
+    Args:
+        waiting: says how many operations go on for long right now.
+
+    Attributes:
+        admin: where the API can be reached over TCP, or the trouble with it.
+    """
 
     def __init__(
         self,
@@ -47,6 +55,7 @@ class Status:
         replicas: Replicas,
         policies: Policies,
         rules: PathRules,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._mounts = mounts
         self._stores = stores
@@ -58,24 +67,35 @@ class Status:
         self._replicas = replicas
         self._policies = policies
         self._rules = rules
+        self._waiting = waiting
+        self.admin: dict[str, str] = {}
 
     def facts(self) -> dict[str, Any]:
         """Return everything that `status` prints. No secrets: site configurations are not in it."""
+        facts = self._facts()
+        return {**facts, "health": msgspec.to_builtins(health(facts, waiting=self._waiting()))}
+
+    def worker_facts(self) -> dict[str, Any]:
+        """Return how the fs worker does."""
         hello = self._worker.hello
         return {
+            "connected": hello is not None,
+            "passthrough": hello is not None and hello.passthrough,
+            "why_no_passthrough": hello.why_not if hello is not None else "no worker is connected",
+            "counters": self._worker.counters,
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "version": __version__,
+            "admin": self.admin,
             "mounts": [self._mount_facts(point) for point in self._mounts.points],
-            "worker": {
-                "connected": hello is not None,
-                "passthrough": hello is not None and hello.passthrough,
-                "why_no_passthrough": hello.why_not if hello is not None else "no worker is connected",
-                "counters": self._worker.counters,
-            },
-            "stores": {name: self._store_facts(store) for name, store in self._stores.items()},
+            "worker": self.worker_facts(),
+            "stores": self.store_facts(),
             "open_objects": self._objects.open_count(),
             "fetches": asdict(self._fetcher.counters),
             "lines": {line.site: _line_facts(line) for line in self._fetcher.lines()},
-            "sites": self._metadata.site_facts(),
+            "sites": self.site_facts(),
             "policies": self._policies.summary(),
         }
 
@@ -88,6 +108,14 @@ class Status:
             "writable": point.writable,
             "local": point.local_root is not None,
         }
+
+    def site_facts(self) -> dict[str, dict[str, bool]]:
+        """Return what is known of each site."""
+        return self._metadata.site_facts()
+
+    def store_facts(self) -> dict[str, dict[str, Any]]:
+        """Return the stores' totals and counters."""
+        return {name: self._store_facts(store) for name, store in self._stores.items()}
 
     def _store_facts(self, store: Store) -> dict[str, Any]:
         try:

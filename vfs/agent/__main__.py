@@ -17,9 +17,11 @@ from collections.abc import Awaitable
 from typing import Any
 
 from vfs import config
-from vfs.admin.api import serve_admin
 from vfs.admin.policies import AuditLog, Policies
+from vfs.admin.service import Admin
+from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
+from vfs.agent.accounts import Accounts
 from vfs.agent.lessons import Lessons
 from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
@@ -131,14 +133,19 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             spawn=tasks.spawn,
         )
         objects = Objects(mounts, fetcher, prefetcher, replicas, rules)
-        server = WorkerServer(metadata, objects, store, on_reads=prefetcher.reads)
+        accounts = Accounts(clock)
+        server = WorkerServer(metadata, objects, store, on_reads=prefetcher.reads, on_used=accounts.take_nowait)
         traces = Traces(server, loaded, documents, lines=fetcher.lines, layouts=prefetcher.layouts, spawn=tasks.spawn)
         prefetcher.on_layout = traces.layout_known
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
-        facts = Status(mounts, stores, metadata, objects, server, fetcher, prefetcher, replicas, policies, rules)
+        waiting = accounts.ledger.waiting_count
+        facts = Status(mounts, stores, metadata, objects, server, fetcher, prefetcher, replicas, policies, rules, waiting)
         copies = LocalCopies(mounts, metadata, catalog, objects, store)
-        await stack.enter_async_context(serve_admin(rundir.admin_socket, facts, copies, policies, traces))
+        rooms: dict[str, Room] = {}  # a room that wants its facts shown adds a line here
+        shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms)
+        await stack.enter_async_context(Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir))
+        tasks.spawn(accounts.run())
         tasks.spawn(StatusFiles(rundir.public, facts).keep())
         tasks.spawn(policies.follow())
         tasks.spawn(_beat(status))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -25,7 +26,11 @@ Progress = dict[str, Any]
 
 
 class LocalCopies:
-    """What `foremount fetch`, `evict` and `verify` do."""
+    """What `foremount fetch`, `evict` and `verify` do.
+
+    Attributes:
+        runs: of `fetch`, that go on.
+    """
 
     def __init__(self, mounts: MountTable, metadata: Metadata, catalog: Catalog, objects: Objects, store: Store) -> None:
         self._mounts = mounts
@@ -33,10 +38,13 @@ class LocalCopies:
         self._catalog = catalog
         self._objects = objects
         self._store = store
+        self.runs: list[Run] = []
 
     async def fetch(self, paths: Iterable[LakePath]) -> AsyncIterator[Progress]:
         """Make everything below `paths` local; yield progress, and `{"done": true, "failed": […]}` last."""
-        run = _Run()
+        paths = list(paths)
+        run = Run(paths)
+        self.runs.append(run)
         queue: asyncio.Queue[Progress] = asyncio.Queue(maxsize=100)
         slots = asyncio.Semaphore(_FILES_AT_A_TIME)
 
@@ -56,10 +64,11 @@ class LocalCopies:
             await work
         finally:
             work.cancel()
+            self.runs.remove(run)
         yield run.record("") | {"done": True, "failed": run.failed}
 
     async def _fetch_file(
-        self, path: LakePath, entry: Entry, run: _Run, queue: asyncio.Queue[Progress], slots: asyncio.Semaphore
+        self, path: LakePath, entry: Entry, run: Run, queue: asyncio.Queue[Progress], slots: asyncio.Semaphore
     ) -> None:
         try:
             key, _ = await self._objects.open(path, entry.version)
@@ -91,7 +100,8 @@ class LocalCopies:
 
     async def verify(self, paths: Iterable[LakePath]) -> AsyncIterator[Progress]:
         """Check every block of the copies below `paths` and drop the broken ones."""
-        run, broken = _Run(), 0
+        paths = list(paths)
+        run, broken = Run(paths), 0
         chosen = self._below(paths)
         run.files_total, run.bytes_total = len(chosen), sum(stored.present for stored in chosen)
         for stored in chosen:
@@ -120,7 +130,7 @@ class LocalCopies:
                 return True
         return False
 
-    async def _walk(self, path: LakePath, run: _Run) -> AsyncIterator[tuple[LakePath, Entry]]:
+    async def _walk(self, path: LakePath, run: Run) -> AsyncIterator[tuple[LakePath, Entry]]:
         """Yield the files at and below a path; what can't be listed is noted in `run`."""
         try:
             point = self._mounts.find(path)
@@ -162,10 +172,12 @@ class LocalCopies:
                 raise Stale(path, "was listed anew while it was being fetched", "fetch it again")
 
 
-class _Run:
+class Run:
     """The running totals of one order."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: list[LakePath]) -> None:
+        self.paths = paths
+        self.began_s = time.time()
         self.files_done = self.files_total = self.bytes_done = self.bytes_total = 0
         self.failed: list[Progress] = []
 

@@ -15,6 +15,7 @@ from vfs.agent.objects import Objects
 from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, Unsupported, to_failure
 from vfs.extents.store import Store
 from vfs.model import ObjectKey
+from vfs.usage import Cause, collecting
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 256 << 10
@@ -37,11 +38,13 @@ class WorkerServer:
         store: Store,
         *,
         on_reads: Callable[[ObjectKey, list[tuple[int, int]]], None],
+        on_used: Callable[[wire.Used], None],
     ) -> None:
         self._metadata = metadata
         self._objects = objects
         self._store = store
         self._on_reads = on_reads
+        self._on_used = on_used
         self.hello: wire.Hello | None = None
         self._greeted: asyncio.StreamWriter | None = None
         self.counters: dict[str, float] = {}
@@ -123,13 +126,17 @@ class WorkerServer:
                 self.counters = values
             case wire.Traced():
                 self.on_traced(call)
+            case wire.Used():
+                self._on_used(call)
             case _:
                 log.warning("a %s without a number is not answered", type(call).__name__)
 
     async def _answer(self, request: wire.Request, writer: asyncio.StreamWriter, held: _Held) -> None:
+        causes: dict[Cause, float] = {}
         try:
-            async with asyncio.timeout(request.deadline_s or None):
-                answer = await self._carry_out(request.call, held)
+            with collecting() as causes:
+                async with asyncio.timeout(request.deadline_s or None):
+                    answer = await self._carry_out(request.call, held)
         except ForemountError as exc:
             answer = wire.Failed(to_failure(exc))
         except TimeoutError:
@@ -138,7 +145,7 @@ class WorkerServer:
         except Exception as exc:
             log.exception("bug while answering %s", type(request.call).__name__)
             answer = wire.Failed(to_failure(Unavailable("agent", f"bug: {type(exc).__name__}, see agent.log")))
-        writer.write(wire.encode(wire.Response(request.id, answer)))
+        writer.write(wire.encode(wire.Response(request.id, answer, causes)))
         await writer.drain()
 
     async def _carry_out(self, call: wire.Call, held: _Held) -> wire.Answer:

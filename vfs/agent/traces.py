@@ -18,7 +18,7 @@ from vfs.checkpoints.layout import Layout
 from vfs.config import Config, LocalSite
 from vfs.errors import Busy
 from vfs.extents.layout import Identity
-from vfs.extents.requests import LineFacts
+from vfs.extents.link import LineFacts
 from vfs.model import SiteName, object_key
 from vfs.policy.store import PolicyStore
 from vfs.traces.recording import Line, PolicyText, Said, Setting, pack

@@ -17,6 +17,8 @@ _COMMANDS = {
     "mount": ("vfs.cli.mount:mount", "Mount what a configuration file describes."),
     "umount": ("vfs.cli.umount:umount", "End a mount, in order or by force."),
     "status": ("vfs.cli.status:status", "Say how the mounts of this host do and what to do about trouble."),
+    "top": ("vfs.cli.top:top", "Show what a mount is doing, and for whom, live."),
+    "why": ("vfs.cli.why:why", "Say why a process or a job is slow, and what would change it."),
     "explain": ("vfs.cli.paths:explain", "Say which site, replica and version serve a path, and why."),
     "fetch": ("vfs.cli.paths:fetch", "Make files and trees local."),
     "evict": ("vfs.cli.paths:evict", "Drop the local copy of files and trees."),

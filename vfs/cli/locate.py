@@ -51,6 +51,23 @@ def recorded() -> list[Located]:
     return found
 
 
+def one(mountpoint: str | None) -> Located:
+    """Return the mount that is named, or the one that is running.
+
+    Raises:
+        NotFound: none is running, or several and none is named.
+    """
+    if mountpoint:
+        return at(mountpoint)
+    known = recorded()
+    if len(known) != 1:
+        hint = (
+            "start one with foremount mount" if not known else "name one of: " + ", ".join(each.mountpoint for each in known)
+        )
+        raise NotFound("mount", f"is not clear: {len(known)} are running", hint)
+    return known[0]
+
+
 def lake_paths(paths: tuple[str, ...], mountpoint: str | None) -> tuple[Located, list[LakePath]]:
     """Return the mount that the paths lie in, and the paths below it.
 

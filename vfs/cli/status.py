@@ -12,6 +12,8 @@ from typing import Any
 import click
 import msgspec
 
+from vfs.admin.health import troubles_of_agent
+from vfs.admin.records import Trouble
 from vfs.cli import client, locate, output
 from vfs.cli.locate import Located
 from vfs.errors import ForemountError
@@ -40,13 +42,6 @@ class Process(msgspec.Struct, frozen=True):
     ready: bool = True
     restarts: int = 0
     last_exit: str = ""
-
-
-class Trouble(msgspec.Struct, frozen=True):
-    """Something that is wrong, and what to do about it."""
-
-    what: str
-    advice: str
 
 
 class MountStatus(msgspec.Struct, frozen=True):
@@ -153,29 +148,6 @@ def diagnose(
     agent = processes["agent"]
     if agent_trouble is not None and agent.state == RUNNING and agent.ready and held.phase == state.SERVING:
         troubles.append(Trouble(f"the agent does not answer: {agent_trouble.reason}", _ADVICE_ON_AGENT.format(pid=agent.pid)))
-    return troubles
-
-
-def troubles_of_agent(says: dict[str, Any]) -> list[Trouble]:
-    """Return what the agent itself reports as wrong. Pure: no I/O, no clock."""
-    troubles = [
-        Trouble(f"the site {name} does not answer: what is cached is served, the rest fails at its deadline",
-                "see agent.log for its last error; nothing has to be done here once it answers again")
-        for name, facts in says.get("sites", {}).items()
-        if isinstance(facts, dict) and not facts.get("answers", True)
-    ]  # fmt: skip
-    troubles += [
-        Trouble(f"the {name} store can't be used: {store['trouble']}", f"look after {store.get('directory')}")
-        for name, store in says.get("stores", {}).items()
-        if store.get("trouble")
-    ]
-    if error := says.get("policies", {}).get("error"):
-        what = f"the policy documents can't be used, version {says['policies'].get('version')} stays in force: "
-        what += f"{error.get('subject')}: {error.get('reason')}"
-        advice = error.get("hint") or "mend the document"
-        troubles.append(Trouble(what, f"{advice}; it is read again once it has changed"))
-    if says.get("worker", {}).get("connected") is False:
-        troubles.append(Trouble("the worker has no line to the agent: remote files wait", "if this stays, see worker.log"))
     return troubles
 
 

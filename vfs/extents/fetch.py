@@ -22,6 +22,7 @@ from typing import Self
 
 import msgspec
 
+from vfs import usage
 from vfs.clock import Clock
 from vfs.errors import ForemountError, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.budget import Budget, Priority
@@ -31,11 +32,13 @@ from vfs.extents.homes import Homes
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import Identity
 from vfs.extents.limits import FetchLimits
+from vfs.extents.link import LineFacts
 from vfs.extents.placement import Ranked, Serving
-from vfs.extents.requests import LineFacts, Requests
+from vfs.extents.requests import Requests
 from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, object_key
 from vfs.sites.protocol import Site
+from vfs.usage import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -209,6 +212,10 @@ class Fetcher:
         """Take in how long a site took to answer a question that brought no bytes."""
         self._requests.hint(site, after_s)
 
+    def going_on(self) -> list[FetchedObject]:
+        """Return the objects of which something is being fetched."""
+        return [fetched for fetched in self._objects.values() if fetched.jobs]
+
     async def settled(self) -> None:
         """Wait until nothing is being fetched or sealed."""
         await self._idle.wait()
@@ -280,7 +287,11 @@ class Fetcher:
             job.waiting += 1
         try:
             for job, stop in plan:
-                await job.reached(stop)
+                since_s = self._clock.monotonic_s()
+                try:
+                    await job.reached(stop)
+                finally:
+                    usage.spent(usage.between(job.phases, since_s, self._clock.monotonic_s()))
         finally:
             for job, _ in plan:
                 job.waiting -= 1
@@ -325,6 +336,7 @@ class Fetcher:
         while job.done < job.stop and job.wanted and not job.ended:
             source = self._requests.choose(fetched, job)
             if job.tried[source]:
+                job.enter(Cause.RETRY, self._clock.monotonic_s())
                 await self._sleep(self._backoff_s(job.tried[source]))
             self.counters.retries += attempts > 0
             self.counters.failovers += last is not None and source != last

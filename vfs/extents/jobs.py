@@ -16,6 +16,7 @@ from vfs.extents.layout import Identity
 from vfs.extents.placement import Serving
 from vfs.extents.store import Store
 from vfs.model import ObjectKey
+from vfs.usage import Cause
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +33,7 @@ class Job:
         error: why it ended before `stop`.
         sent: its blocks are being asked for, or were.
         ended: nothing more will come of it.
+        phases: when it began to wait for what.
         task: that runs it, for cancelling.
     """
 
@@ -47,6 +49,7 @@ class Job:
     sent: bool = False
     ended: bool = False
     task: asyncio.Task[None] | None = None
+    phases: list[tuple[float, Cause]] = field(default_factory=list)
     _wakeups: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,11 @@ class Job:
     @property
     def wanted(self) -> bool:
         return self.kept or self.waiting > 0
+
+    def enter(self, cause: Cause, now_s: float) -> None:
+        """Note what it waits for from now on."""
+        if not self.phases or self.phases[-1][1] is not cause:
+            self.phases.append((now_s, cause))
 
     def join(self, priority: Priority) -> None:
         """Let a caller of this priority have a part of it."""

@@ -17,7 +17,8 @@ from collections import deque
 
 import msgspec
 
-from vfs.extents.coalesce import Pace
+from vfs.extents.coalesce import Knobs, Pace
+from vfs.model import SiteName
 
 LOOK_S_MIN = 0.1
 """Between two looks at the rate at least; else two times to first byte, after which a larger window shows."""
@@ -65,6 +66,15 @@ class Seen(msgspec.Struct, frozen=True):
     bytes_per_s: float
     request_bytes: float
     failures_in_a_row: int
+
+
+class LineFacts(msgspec.Struct, frozen=True):
+    """What is known of a site's line and how requests are formed for it, as `explain` and `status` show it."""
+
+    site: SiteName
+    seen: Seen
+    knobs: Knobs
+    waiting: int
 
 
 class Link:

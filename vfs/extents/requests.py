@@ -10,8 +10,6 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import cast
 
-import msgspec
-
 from vfs.clock import Clock
 from vfs.errors import Throttled, Unavailable, WrongAnswer
 from vfs.extents.budget import Budget, Priority
@@ -20,25 +18,17 @@ from vfs.extents.counters import FetchCounters
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
-from vfs.extents.link import Bounds, Link, Seen
+from vfs.extents.link import Bounds, LineFacts, Link
 from vfs.extents.placement import USUAL_BYTES, Candidate, Ranked, Serving, rank
 from vfs.extents.sink import Sink
 from vfs.model import SiteName
 from vfs.policy.written import ORIGIN
 from vfs.sites.protocol import Piece, Site
+from vfs.usage import Cause
 
 WINDOW_SHARES = {Priority.FOREGROUND: 1.0, Priority.PREFETCH: 0.875, Priority.BACKGROUND: 0.75}
 """Of a line's window. Background gets most of it: alone on the line it has to fill it."""
 Submit = Callable[[int, memoryview], asyncio.Future[None]]
-
-
-class LineFacts(msgspec.Struct, frozen=True):
-    """What is known of a site's line and how requests are formed for it, as `explain` and `status` show it."""
-
-    site: SiteName
-    seen: Seen
-    knobs: Knobs
-    waiting: int
 
 
 class _FellSilent(Unavailable):
@@ -202,6 +192,7 @@ class Requests:
 
     async def _request(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit, race: _Race | None) -> None:
         async with contextlib.AsyncExitStack() as held:
+            job.enter(Cause.QUEUE, self._clock.monotonic_s())
             turn = job.ticket = self._turn(source.site).hold(1, job.priority)
             await held.enter_async_context(turn)
             if not job.wanted or job.ended:
@@ -210,6 +201,7 @@ class Requests:
                 fetched.absorb(job, self.knobs(source.site).request_blocks)
                 job.sent = True
             left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            job.enter(Cause.MEMORY, self._clock.monotonic_s())
             memory = job.ticket = self._memory.hold(left, job.priority)
             await held.enter_async_context(memory)
             job.ticket = None
@@ -224,6 +216,7 @@ class Requests:
             try:
                 await self._receive(source, job, left, sink, race)
             finally:
+                job.enter(Cause.STORE, self._clock.monotonic_s())
                 await sink.settle()
 
     async def _receive(self, source: Identity, job: Job, length: int, sink: Sink, race: _Race | None) -> None:
@@ -236,6 +229,7 @@ class Requests:
         self._counters.fetches += 1
         sent_s = self._clock.monotonic_s()
         link.sent(sent_s, more_wait=self._turn(source.site).waiting > 0)
+        job.enter(Cause.LATENCY, sent_s)
         if race is not None:
             race.sent.set()
         try:
@@ -269,6 +263,7 @@ class Requests:
             if first:
                 first = False
                 link.first_byte(now_s - began_s)
+                job.enter(Cause.LINK, now_s)
                 if race is not None:
                     race.win()
             link.received(now_s, len(piece))

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import trio
 
-from vfs import wire
+from vfs import usage, wire
 from vfs.errors import DeadlineExceeded, from_failure
+from vfs.usage import Cause
 
 log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT", bound=wire.Answer)
@@ -22,17 +23,20 @@ asked: ContextVar[bool] = ContextVar("asked", default=False)
 """Set where a task has called the agent; who wants to know unsets it before."""
 _RETRY_S = 0.05
 """Between attempts to connect: an agent starts in some 300 ms."""
+_REST: dict[type, Cause] = {wire.Stat: Cause.NAMES, wire.List: Cause.NAMES}
+"""What a call waited for beyond what its answer explains; the others: the agent."""
 
 
 class _Waiting:
     """One call under way: the request to repeat, and where its answer goes."""
 
-    __slots__ = ("answer", "done", "request")
+    __slots__ = ("answer", "causes", "done", "request")
 
     def __init__(self, request: wire.Request) -> None:
         self.request = request
         self.done = trio.Event()
         self.answer: wire.Answer | None = None
+        self.causes: dict[Cause, float] = {}
 
 
 class AgentClient:
@@ -80,6 +84,8 @@ class AgentClient:
         """
         asked.set(True)
         deadline_s = self._deadline_s if deadline_s is None else deadline_s
+        began_s, rest = trio.current_time(), _REST.get(type(call), Cause.AGENT)
+        causes: dict[Cause, float] = {}
         waiting = _Waiting(wire.Request(self._next_id, call, deadline_s))
         self._next_id += 1
         self._waiting[waiting.request.id] = waiting
@@ -88,10 +94,16 @@ class AgentClient:
                 self._post(waiting.request)
                 await waiting.done.wait()
         except trio.TooSlowError as exc:
+            rest = Cause.DEADLINE if self.connected else Cause.AGENT
             what = "no answer" if self.connected else "the agent is not running"
             raise DeadlineExceeded(subject, what, "see `foremount status`") from exc
+        else:
+            causes = waiting.causes
+            if isinstance(waiting.answer, wire.Failed) and waiting.answer.failure.kind == DeadlineExceeded.__name__:
+                causes, rest = {}, Cause.DEADLINE
         finally:
             del self._waiting[waiting.request.id]
+            usage.waited(causes, rest, trio.current_time() - began_s, for_bytes=isinstance(call, wire.Need))
         if isinstance(waiting.answer, wire.Failed):
             raise from_failure(waiting.answer.failure)
         assert isinstance(waiting.answer, expected), waiting.answer
@@ -158,7 +170,7 @@ class AgentClient:
                     continue
                 waiting = self._waiting.get(response.id)
                 if waiting is not None and not waiting.done.is_set():
-                    waiting.answer = response.answer
+                    waiting.answer, waiting.causes = response.answer, response.causes
                     waiting.done.set()
 
     def _drain(self) -> None:

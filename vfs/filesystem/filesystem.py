@@ -44,6 +44,8 @@ from vfs.filesystem.tree import (
 from vfs.model import Ino, Kind, LakePath, Version
 from vfs.namespace.inodes import ROOT, InodeTable, Row
 from vfs.namespace.mounts import MountTable
+from vfs.usage import Source as From
+from vfs.usage import served_from
 
 log = logging.getLogger(__name__)
 _RENAME_EXCHANGE = 2
@@ -74,11 +76,13 @@ class Opened:
         backing: id for passthrough, 0: page-cache mode.
         keep_cache: pages of earlier opens are still right: true where an inode is one version.
         flush: the kernel is to send FLUSH on close.
+        source: where its bytes come from, as far as they are here.
     """
 
     backing: int
     keep_cache: bool
     flush: bool
+    source: From
 
 
 @dataclass(slots=True)
@@ -242,7 +246,8 @@ class FileSystem:
             row = inode.row
             await tree.before_write(path, row.identity, row.version, truncate=bool(flags & os.O_TRUNC))
         file = await self.files.open(ino, self._opener(ino, write=write), writable=self._changes(tree, ino))
-        return Opened(file.backing, keep_cache=not file.writable, flush=write)
+        source = From.PASSTHROUGH if file.backing or file.source is None else file.source.served_from
+        return Opened(file.backing, keep_cache=not file.writable, flush=write, source=source)
 
     def _changes(self, tree: Tree | None, ino: Ino) -> bool:
         """Return whether the file can change under its inode."""
@@ -265,12 +270,17 @@ class FileSystem:
     async def read(self, ino: Ino, offset: int, length: int) -> Buffer:
         """Return bytes of an open file; see `Source.read` for the buffer's life."""
         file = self.files.get(ino)
-        source = file.source if file is not None else None
-        return await (source or await self._source(ino)).read(offset, length)
+        source = (file.source if file is not None else None) or await self._source(ino)
+        found = await source.read(offset, length)
+        served_from(source.served_from)
+        return found
 
     async def write(self, ino: Ino, offset: int, content: Buffer) -> int:
         """Write to an open file."""
-        return await (await self._source(ino, write=True)).write(offset, content)
+        source = await self._source(ino, write=True)
+        count = await source.write(offset, content)
+        served_from(source.served_from)
+        return count
 
     async def sync(self, ino: Ino) -> None:
         """Return when what was written to an open file is on the disk."""

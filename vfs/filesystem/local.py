@@ -25,6 +25,7 @@ from vfs.model import Kind, LakePath, Version, join, split
 from vfs.namespace.mounts import STATUS_PREFIX, MountPoint
 from vfs.oserrors import Translated, meaning_of
 from vfs.policy.inforce import KERNEL_TTL_S_MAX, InForce
+from vfs.usage import Source as From
 
 TTL_S = 1.0
 """How long the kernel believes names and attributes of a local directory at most: what `ls` twice in a second costs nothing.
@@ -247,9 +248,10 @@ def _links_themselves(target: int | bytes) -> dict[str, bool]:
 class LocalSource:
     """An open file of this host. Always complete; whether it may be mapped is the kernel's business."""
 
-    def __init__(self, fd: int, subject: str) -> None:
+    def __init__(self, fd: int, subject: str, served_from: From = From.LOCAL) -> None:
         self._fd = fd
         self._subject = subject
+        self.served_from = served_from
 
     @property
     def backing_fd(self) -> int | None:

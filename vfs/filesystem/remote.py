@@ -28,6 +28,7 @@ from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
 from vfs.namespace.mounts import MountPoint
 from vfs.policy.facts import Access
 from vfs.policy.inforce import KERNEL_TTL_S_MAX, InForce
+from vfs.usage import Source as From
 
 log = logging.getLogger(__name__)
 _PAGE_ENTRIES = 512
@@ -194,7 +195,7 @@ class RemoteTree:
                     continue
                 found = os.fstat(fd)
                 if is_same(version, Version(found.st_size, found.st_mtime_ns), etags_agree=False):
-                    return LocalSource(fd, path)
+                    return LocalSource(fd, path, From.REPLICA)
                 os.close(fd)
         return None
 
@@ -264,6 +265,7 @@ class ObjectSource:
         self._is_complete = False
         self._connection = self._kept_by = -1
         self.root = ""
+        self.served_from = From.CACHE
 
     @property
     def backing_fd(self) -> int | None:

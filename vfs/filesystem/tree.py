@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
 from vfs.model import Kind, LakePath, Version
+from vfs.usage import Source as From
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,6 +71,11 @@ class Directory(Protocol):
 
 class Source(Protocol):
     """The bytes of one version of one file. Shared by all handles on its inode."""
+
+    @property
+    def served_from(self) -> From:
+        """Where its bytes come from, as accounting says it, when nothing has to be fetched."""
+        ...
 
     @property
     def backing_fd(self) -> int | None:

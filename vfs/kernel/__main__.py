@@ -38,6 +38,7 @@ from vfs.filesystem.tree import Tree  # noqa: E402
 from vfs.keeper.init_codec import Negotiated  # noqa: E402
 from vfs.keeper.report import StatusPipe  # noqa: E402
 from vfs.kernel import guard  # noqa: E402
+from vfs.kernel.account import Account  # noqa: E402
 from vfs.kernel.attach import attach, serve  # noqa: E402
 from vfs.kernel.expire import can_expire, concerns_names, expire  # noqa: E402
 from vfs.kernel.operations import Operations  # noqa: E402
@@ -163,7 +164,8 @@ class _Worker:
     async def _serve(
         self, filesystem: FileSystem, reports: ReadReports, recorder: Recorder, area: StagingArea | None
     ) -> None:
-        operations = Operations(filesystem, self._passthrough, recorder)
+        account = Account(self._passthrough.caller)
+        operations = Operations(filesystem, self._passthrough, recorder, account)
         if _shim is not None and hasattr(_shim, "request"):  # an extension that was built before it had this
             guard.number_requests(_shim.request)
         async with trio.open_nursery() as nursery:
@@ -173,7 +175,7 @@ class _Worker:
             if area is not None:
                 nursery.start_soon(area.run)
             await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
-            nursery.start_soon(self._beat, filesystem)
+            nursery.start_soon(self._beat, filesystem, account)
             nursery.start_soon(self._follow_policies, filesystem.inodes)
             nursery.start_soon(_end_on_sigterm)
             self._status.ready()
@@ -181,12 +183,14 @@ class _Worker:
             await serve()
             nursery.cancel_scope.cancel()
 
-    async def _beat(self, filesystem: FileSystem) -> None:
+    async def _beat(self, filesystem: FileSystem, account: Account) -> None:
         while True:
             await trio.sleep(_BEAT_S)
             self._status.beat()
             filesystem.files.close_idle()
             self._agent.tell_nowait(wire.Counters({name: float(count) for name, count in guard.requests.items()}))
+            if self._agent.connected:  # else it is kept until there is one
+                self._agent.tell_nowait(wire.Used(*account.take()))
 
     async def _follow_policies(self, inodes: InodeTable) -> None:
         """Put changed documents in force. Reading them, and telling the kernel, happens in threads."""

@@ -6,19 +6,31 @@ import errno
 import functools
 import itertools
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyfuse3
 import trio
 
 from vfs import errors
 from vfs.filesystem.request import begin_request
+from vfs.kernel.account import Account
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Accounted(Protocol):
+    """Whose handlers are guarded: it has the worker's books."""
+
+    @property
+    def account(self) -> Account: ...
+
+
+A = TypeVar("A", bound=Accounted)
 
 _ERRNOS: dict[type[errors.ForemountError], int] = {
     errors.NotFound: errno.ENOENT,
@@ -51,6 +63,14 @@ def number_requests(request: Callable[[], int]) -> None:
     _request = request
 
 
+_SIZES: dict[str, Callable[[Any], int]] = {"read": len, "write": int}
+"""How many bytes an answer means to the caller."""
+
+
+def _nothing(_answer: Any) -> int:
+    return 0
+
+
 def errno_of(error: errors.ForemountError) -> int:
     """Return the errno for one of our errors: the system's own where it came from a system call."""
     cause = error.__cause__
@@ -62,18 +82,25 @@ def errno_of(error: errors.ForemountError) -> int:
     return errno.EIO
 
 
-def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Wrap a handler so that it raises nothing but FUSEError, whatever happens inside."""
+def guarded(
+    handler: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
+    """Wrap a handler so that it is counted, and raises nothing but FUSEError, whatever happens inside."""
     name = handler.__name__
+    size_of = _SIZES.get(name, _nothing)
 
     @functools.wraps(handler)
-    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+    async def wrapped(self: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
         requests[name] += 1
         begin_request(_request())
+        request, size, failure = self.account.begin(name, args), 0, ""
         try:
-            return await handler(*args, **kwargs)
+            answer = await handler(self, *args, **kwargs)
+            size = size_of(answer)
+            return answer
         except errors.ForemountError as exc:
             number = errno_of(exc)
+            failure = os.fsencode(str(exc)).decode(errors="replace")
             requests["failed"] += 1
             level = logging.DEBUG if number in _EXPECTED else logging.WARNING
             log.log(level, "%s: %s -> %s", name, exc, errno.errorcode.get(number, number))
@@ -82,6 +109,9 @@ def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             raise
         except Exception as exc:
             log.exception("%s: bug, request %s of this kind is answered EIO", name, next(_serial))
+            failure = f"bug: {type(exc).__name__}, see worker.log"
             raise pyfuse3.FUSEError(errno.EIO) from exc
+        finally:
+            self.account.end(request, size, failure)
 
     return wrapped

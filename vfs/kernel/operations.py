@@ -12,12 +12,15 @@ from typing import NoReturn
 import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, ReaddirToken, RequestContext, SetattrFields
 
+from vfs.errors import ForemountError
 from vfs.filesystem.filesystem import Attributes, FileSystem
 from vfs.filesystem.tree import Buffer, Changes
+from vfs.kernel.account import Account
 from vfs.kernel.guard import guarded
 from vfs.kernel.passthrough import KernelPassthrough
 from vfs.kernel.trace import Recorder
 from vfs.model import Ino
+from vfs.usage import served_from
 
 log = logging.getLogger(__name__)
 _BLOCK = 512
@@ -37,11 +40,26 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, filesystem: FileSystem, passthrough: KernelPassthrough, recorder: Recorder) -> None:
+    def __init__(
+        self, filesystem: FileSystem, passthrough: KernelPassthrough, recorder: Recorder, account: Account
+    ) -> None:
         super().__init__()
         self._fs = filesystem
         self._recorder = recorder
         self._passthrough = passthrough
+        self.account = account
+        account.path_of = self._path
+
+    def _path(self, arguments: Sequence[object]) -> str:
+        """Return which lake path a request is about, for people: an inode, or a name in one."""
+        ino, name = (*arguments, None, None)[:2]
+        try:
+            if not isinstance(ino, int):
+                return ""
+            path = self._fs.inodes.path(Ino(ino), *([name] if isinstance(name, bytes) else []))
+            return "/" + os.fsencode(path).decode(errors="replace")
+        except ForemountError:
+            return ""
 
     @guarded
     async def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -84,6 +102,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> pyfuse3.FileInfo:
         opens = self._recorder if self._recorder.recording else self._fs
         opened = await opens.open(Ino(inode), flags)
+        served_from(opened.source)
         self._passthrough.arm(inode, opened.backing, flush=opened.flush)
         return pyfuse3.FileInfo(fh=inode, keep_cache=opened.keep_cache)
 
