@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from vfs.admin import policies as module
-from vfs.admin.api import serve_admin
+from vfs.admin.api import Api, serve_unix
+from vfs.admin.events import Events
 from vfs.admin.policies import AuditLog, Policies, Record
 from vfs.cli.client import AdminClient
 from vfs.clock import FakeClock
@@ -37,7 +38,9 @@ def policies(tmp_path: Path) -> Policies:
 @pytest.fixture
 async def agent(tmp_path: Path, policies: Policies) -> AsyncIterator[AdminClient]:
     socket_path = str(tmp_path / "admin.sock")
-    async with serve_admin(socket_path, cast(Any, None), cast(Any, None), policies, cast(Any, None)):
+    absent = cast(Any, None)
+    api = Api(absent, absent, absent, policies, absent, Events(FakeClock()), dict)
+    async with serve_unix(socket_path, api.application(local=True)):
         yield AdminClient(socket_path, 10)
 
 

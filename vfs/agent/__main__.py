@@ -144,7 +144,9 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         copies = LocalCopies(mounts, metadata, catalog, objects, store)
         rooms: dict[str, Room] = {}  # a room that wants its facts shown adds a line here
         shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms)
-        await stack.enter_async_context(Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir))
+        await stack.enter_async_context(
+            Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir)
+        )
         tasks.spawn(accounts.run())
         tasks.spawn(StatusFiles(rundir.public, facts).keep())
         tasks.spawn(policies.follow())

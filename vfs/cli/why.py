@@ -47,8 +47,8 @@ def describe(said: dict[str, Any]) -> list[str]:
         if advice["rule"]:
             lines.append(f"            by {advice['rule']}")
     for title, calls in (("going on", said["going_on"]), ("slow", said["slow"][-5:])):
-        rows = [(f"{call['seconds']:.2f} s", call["operation"], call["path"], _reason(call)) for call in calls]
-        lines += ["", title, *output.columns(rows)] if rows else []
+        told = [(f"{call['seconds']:.2f} s", call["operation"], call["path"], _reason(call)) for call in calls]
+        lines += ["", title, *output.columns(told)] if told else []
     return lines
 
 

@@ -75,6 +75,7 @@ class Fetcher:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.counters = FetchCounters()
+        self._clock = clock
         self._homes = Homes(store, spill, clock=clock, limits=limits, counters=self.counters)
         self._limits = limits
         self._chance = chance or random.Random()  # noqa: S311  jitter needs no secrecy

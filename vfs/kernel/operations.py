@@ -40,9 +40,7 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(
-        self, filesystem: FileSystem, passthrough: KernelPassthrough, recorder: Recorder, account: Account
-    ) -> None:
+    def __init__(self, filesystem: FileSystem, passthrough: KernelPassthrough, recorder: Recorder, account: Account) -> None:
         super().__init__()
         self._fs = filesystem
         self._recorder = recorder
