@@ -103,7 +103,7 @@ async def test_broken_documents_are_refused_and_written_down(agent: AdminClient,
 
 
 async def test_request_that_is_no_reload_is_refused(agent: AdminClient) -> None:
-    with pytest.raises(ForemountError, match="HTTP status 405"):
+    with pytest.raises(ForemountError, match="method not allowed"):
         await asyncio.to_thread(agent.get, "/v1/policies/reload")
 
 

@@ -72,7 +72,8 @@ ROUTES = [
     Route("POST", "/v1/evict", "evict", OPERATE, "drop local copies", records.Evicted, body=records.PathsBody),
     Route("POST", "/v1/verify", "verify", OPERATE, "check local copies; progress as JSON lines", dict[str, Any],
           body=records.PathsBody, media=LINES),
-    Route("POST", "/v1/trace", "trace", OPERATE, "record what is opened and read, as JSON lines", dict[str, Any], media=LINES),
+    Route("POST", "/v1/trace", "trace", OPERATE, "record what is opened and read, as JSON lines", dict[str, Any],
+          media=LINES),
     Route("POST", "/v1/trace/end", "trace_end", OPERATE, "end the recording with what was read until now", records.Ended),
     Route("POST", "/v1/policies/reload", "reload", ADMIN, "read the documents now; with If-Match only where that version "
           "is in force", records.ReloadFacts, etag=True),
