@@ -23,7 +23,7 @@ from vfs.agent.server import WorkerServer
 from vfs.errors import ForemountError, NotFound, Unavailable
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import PASSTHROUGH_BYTES_MIN
-from vfs.extents.requests import LineFacts
+from vfs.extents.link import LineFacts
 from vfs.extents.store import Store
 from vfs.model import LakePath, SiteName, Version, object_key
 from vfs.namespace.mounts import MountPoint, MountTable
