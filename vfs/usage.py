@@ -35,6 +35,7 @@ class Cause(enum.StrEnum):
     LINK = "link"
     RETRY = "retry"
     STORE = "store"
+    UPLOAD = "upload"
     DEADLINE = "deadline"
     AGENT = "agent"
     HERE = "here"
@@ -42,7 +43,7 @@ class Cause(enum.StrEnum):
 
 SOURCES: dict[Source, str] = {
     Source.PASSTHROUGH: "opens handed to the kernel, which reads the file alone: its bytes are not seen here",
-    Source.LOCAL: "a file of a local site, through the worker",
+    Source.LOCAL: "a file of a local site, or one that is staged for its origin, through the worker",
     Source.REPLICA: "a copy at a local replica, through the worker",
     Source.CACHE: "verified blocks that were in the cache when they were asked for",
     Source.ORIGIN: "what had to be fetched while the caller waited",
@@ -56,6 +57,7 @@ CAUSES: dict[Cause, str] = {
     Cause.LINK: "bytes were coming, as fast as the line carried them",
     Cause.RETRY: "a site had failed and was given a pause",
     Cause.STORE: "fetched bytes were being written to the cache",
+    Cause.UPLOAD: "what was written was being brought to the origin",
     Cause.DEADLINE: "nothing came until the deadline",
     Cause.AGENT: "the agent was away or busy",
     Cause.HERE: "the worker itself and the local disk",

@@ -34,6 +34,7 @@ LEVERS: dict[Cause, Lever] = {
     Cause.LINK: Lever("sites", "the line is full: make it local beforehand (foremount fetch), or add a nearer replica"),
     Cause.RETRY: Lever("sites", "the site fails: see agent.log; another replica would serve meanwhile"),
     Cause.STORE: Lever("cache", "the cache disk is slow or full: look at it with iostat and foremount status"),
+    Cause.UPLOAD: Lever("write_durability", "local lets fsync return once this host's disk has the bytes"),
     Cause.DEADLINE: Lever("deadline", "the site did not answer: see foremount status; a shorter deadline fails sooner"),
     Cause.AGENT: Lever("", "the agent was away or short of CPU: see foremount status, and the load of this host"),
     Cause.HERE: Lever("", "the worker or the local disk: see the load of this host and iostat"),

@@ -23,7 +23,7 @@ asked: ContextVar[bool] = ContextVar("asked", default=False)
 """Set where a task has called the agent; who wants to know unsets it before."""
 _RETRY_S = 0.05
 """Between attempts to connect: an agent starts in some 300 ms."""
-_REST: dict[type, Cause] = {wire.Stat: Cause.NAMES, wire.List: Cause.NAMES}
+_REST: dict[type, Cause] = {wire.Stat: Cause.NAMES, wire.List: Cause.NAMES, wire.Settle: Cause.UPLOAD}
 """What a call waited for beyond what its answer explains; the others: the agent."""
 
 

@@ -11,6 +11,7 @@ from vfs.filesystem.scratch import scratch
 from vfs.filesystem.staging import StagingArea
 from vfs.filesystem.tree import Buffer, Child, Directory, Node
 from vfs.oserrors import Translated
+from vfs.usage import Source as From
 
 _OVER = 1 << 62
 """Positions of staged names have this bit, those of origins do not (generation and place, `remote.py`)."""
@@ -22,6 +23,8 @@ class StagedSource:
     Args:
         sync: makes the node of this number as durable as the policy says.
     """
+
+    served_from = From.LOCAL
 
     def __init__(self, area: StagingArea, node_id: int, subject: str, sync: Callable[[int], Awaitable[None]]) -> None:
         self._area = area
