@@ -26,9 +26,11 @@ from vfs.errors import (
     Unsupported,
 )
 from vfs.filesystem.buffered import BufferedDirectory
+from vfs.filesystem.intents import Intents
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.merged import MergedDirectory
 from vfs.filesystem.openfiles import Opener, OpenFiles
+from vfs.filesystem.request import is_resent
 from vfs.filesystem.tree import (
     DIRECTORY_MODE,
     Buffer,
@@ -92,6 +94,7 @@ class FileSystem:
     Attributes:
         open_max: directory streams that may be open.
         directories: open directory streams by inode, the one that was opened longest ago first.
+        intents: what is done to local directories, for the next worker.
     """
 
     mounts: MountTable
@@ -102,6 +105,10 @@ class FileSystem:
     started_ns: int
     open_max: int = 1000
     directories: dict[Ino, Directory] = field(default_factory=dict)
+    intents: Intents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.intents = Intents(self.inodes)
 
     # Names and attributes
 
@@ -323,24 +330,36 @@ class FileSystem:
             raise Denied(path, "is part of the mount table")
         return tree, path
 
+    async def _may_do(self, tree: WritableTree, path: LakePath, new_path: LakePath | None = None) -> bool:
+        """Return whether to carry out a change that can't be repeated; False: it was, for this very request."""
+        if not isinstance(tree, LocalTree):
+            return True  # its journal knows
+        if self.intents.was_done():
+            return False
+        await self.intents.declare(tree, path, new_path)
+        return True
+
     async def make_node(self, parent: Ino, name: bytes, mode: int, owner: tuple[int, int]) -> Attributes:
         """Create a regular file (others: `Unsupported`)."""
         tree, path = self._writable_path(parent, name)
         if not stat.S_ISREG(mode):
             raise Unsupported(path, "only regular files can be made")
-        await tree.make_file(path, mode, owner)
+        if await self._may_do(tree, path):
+            await tree.make_file(path, mode, owner)
         return await self.lookup(parent, name)
 
     async def make_directory(self, parent: Ino, name: bytes, mode: int, owner: tuple[int, int]) -> Attributes:
         """Create a directory."""
         tree, path = self._writable_path(parent, name)
-        await tree.make_directory(path, mode, owner)
+        if await self._may_do(tree, path):
+            await tree.make_directory(path, mode, owner)
         return await self.lookup(parent, name)
 
     async def make_symlink(self, parent: Ino, name: bytes, target: bytes, owner: tuple[int, int]) -> Attributes:
         """Create a symlink."""
         tree, path = self._writable_path(parent, name)
-        await tree.make_symlink(path, target, owner)
+        if await self._may_do(tree, path):
+            await tree.make_symlink(path, target, owner)
         return await self.lookup(parent, name)
 
     async def make_link(self, ino: Ino, parent: Ino, name: bytes) -> Attributes:
@@ -349,13 +368,15 @@ class FileSystem:
         source = self.inodes.path(ino)
         if self._tree(source) is not tree:
             raise CrossesMounts(path, "a link can't cross mounts")
-        await tree.make_link(source, path)
+        if await self._may_do(tree, path):
+            await tree.make_link(source, path)
         return await self.lookup(parent, name)
 
     async def remove(self, parent: Ino, name: bytes, *, directory: bool) -> None:
         """Unlink a file or remove an empty directory."""
         tree, path = self._writable_path(parent, name)
-        await tree.remove(path, directory=directory, is_open=self._is_open(parent, name))
+        if await self._may_do(tree, path):
+            await tree.remove(path, directory=directory, is_open=self._is_open(parent, name))
         self._let_go(parent, name)
         self.inodes.unlink(parent, name)
 
@@ -376,12 +397,20 @@ class FileSystem:
         new_tree, new_path = self._writable_path(new_parent, new_name)
         if new_tree is not tree:
             raise CrossesMounts(path, "a rename can't cross mounts")
-        await tree.rename(path, new_path, flags, is_open=self._is_open(new_parent, new_name))
+        if await self._may_do(tree, path, new_path):
+            await tree.rename(path, new_path, flags, is_open=self._is_open(new_parent, new_name))
         if flags & _RENAME_EXCHANGE:
-            self.inodes.exchange(parent, name, new_parent, new_name)
+            if not (is_resent() and await self._matches(parent, name)):
+                self.inodes.exchange(parent, name, new_parent, new_name)
             return
         self._let_go(new_parent, new_name)
         self.inodes.rename(parent, name, new_parent, new_name)
+
+    async def _matches(self, parent: Ino, name: bytes) -> bool:
+        """Return whether the inode of a name is that of what has the name."""
+        inode = self.inodes.child(parent, name)
+        node, _ = await self._lookup(self.inodes.path(parent, name))
+        return inode is not None and inode.row.identity == node.identity
 
     async def change(self, ino: Ino, changes: Changes) -> Attributes:
         """Change size, mode, owner or times."""

@@ -151,6 +151,8 @@ class _Worker:
             stack.callback(filesystem.close)
             recorder = Recorder(filesystem, self._agent, self._passthrough.caller, clock)
             self._agent.on_told = recorder.told
+            if self._args.resend:
+                await filesystem.intents.settle(mounts, trees)
             await self._serve(filesystem, reports, recorder, area)
 
     def _open_staging(self, catalog: Catalog, clock: Clock) -> StagingArea:

@@ -28,6 +28,7 @@ _WORKER = b"worker"
 """Key of the number of workers so far, shorter than any name's. Each takes its inode numbers from a range of its own: the
 highest row says nothing about numbers that were used and forgotten."""
 _NUMBERS_BITS = 40
+_INTENT = b"intent"
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -187,13 +188,14 @@ class InodeTable:
     def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
         """Let the inode of (parent, name) be (new_parent, new_name); what was there is unlinked. O(1) for directories."""
         inode = self.child(parent, name)
+        if inode is None:
+            return  # done already, by a worker that died before it could say so: the kernel held what it renamed
         with self.batch():
             self._txn.delete(_key(parent) + name, db=self._names)
             self._txn.delete(_key(new_parent) + new_name, db=self._names)
-            if inode is not None:
-                inode.row.parent, inode.row.name = new_parent, new_name
-                self._txn.put(_key(new_parent) + new_name, _key(inode.ino), db=self._names)
-                self._txn.put(_key(inode.ino), _encode(inode.row), db=self._rows)
+            inode.row.parent, inode.row.name = new_parent, new_name
+            self._txn.put(_key(new_parent) + new_name, _key(inode.ino), db=self._names)
+            self._txn.put(_key(inode.ino), _encode(inode.row), db=self._rows)
 
     def exchange(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
         """Let two names stand for each other's inodes."""
@@ -209,6 +211,15 @@ class InodeTable:
         inode.row.parent, inode.row.name = parent, name
         self._txn.put(_key(parent) + name, _key(inode.ino), db=self._names)
         self._txn.put(_key(inode.ino), _encode(inode.row), db=self._rows)
+
+    def set_intent(self, intent: bytes) -> None:
+        """Keep what is about to be done, in place of what was kept before."""
+        with self.batch():
+            self._txn.put(_INTENT, intent, db=self._names)
+
+    def intent(self) -> bytes | None:
+        """Return what was kept by the worker before this one, or by this one."""
+        return self._read(self._names, _INTENT)
 
     def path(self, ino: Ino, *names: bytes) -> LakePath:
         """Return the lake path of `names` below the inode, non-UTF-8 bytes as surrogates."""
