@@ -223,19 +223,22 @@ def torch_names() -> Iterator[dict[str, type]]:
         "bytecheckpoint.checkpointer.meta_type": ("BcpMetadata",),
     }
     made: dict[str, type] = {}
+    parents = ("torch", "bytecheckpoint")
+    before = {module: sys.modules.get(module) for module in (*names, *parents)}  # the real ones, where they are installed
     for module, classes in names.items():
         sys.modules[module] = types.ModuleType(module)
         for name in classes:
             made[name] = type(name, (), {"__module__": module})
             setattr(sys.modules[module], name, made[name])
-    parents = ("torch", "bytecheckpoint")
     for parent in parents:
         sys.modules[parent] = types.ModuleType(parent)
     made["Size"] = type("Size", (tuple,), {"__module__": "torch", "__reduce__": lambda self: (made["Size"], (tuple(self),))})
     sys.modules["torch"].Size = made["Size"]  # type: ignore[attr-defined]
     yield made
-    for module in (*names, *parents):
+    for module, real in before.items():
         del sys.modules[module]
+        if real is not None:
+            sys.modules[module] = real
 
 
 def metadata(

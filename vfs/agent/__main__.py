@@ -22,11 +22,13 @@ from vfs.admin.service import Admin
 from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.accounts import Accounts
+from vfs.agent.holding import Holding
+from vfs.agent.layouts import CachedLayouts
 from vfs.agent.lessons import Lessons
 from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
-from vfs.agent.prefetch import CachedLayouts, Prefetcher
+from vfs.agent.prefetch import Prefetcher
 from vfs.agent.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
@@ -115,14 +117,6 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         fetcher = await stack.enter_async_context(
             Fetcher(store, spill, sites, local=local, memory=memory, clock=clock, limits=FetchLimits())
         )
-        prefetcher = Prefetcher(
-            fetcher,
-            CachedLayouts(fetcher),
-            Lessons(catalog),
-            rule=rules.prefetch_rule,
-            read_ahead=loaded.limits.read_ahead,
-            spawn=tasks.spawn,
-        )
         replicas = Replicas(
             mounts,
             sites,
@@ -132,7 +126,16 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             on_answer=fetcher.hint,
             spawn=tasks.spawn,
         )
-        objects = Objects(mounts, fetcher, prefetcher, replicas, rules)
+        holding = Holding(mounts, fetcher, replicas, rules)
+        prefetcher = Prefetcher(
+            fetcher,
+            CachedLayouts(holding, fetcher, stat=metadata.stat),
+            Lessons(catalog),
+            rule=rules.prefetch_rule,
+            read_ahead=loaded.limits.read_ahead,
+            spawn=tasks.spawn,
+        )
+        objects = Objects(holding, fetcher, prefetcher)
         accounts = Accounts(clock)
         server = WorkerServer(metadata, objects, store, on_reads=prefetcher.reads, on_used=accounts.take_nowait)
         traces = Traces(server, loaded, documents, lines=fetcher.lines, layouts=prefetcher.layouts, spawn=tasks.spawn)

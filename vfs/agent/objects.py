@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from vfs import wire
+from vfs.agent.holding import Holding
 from vfs.agent.prefetch import Prefetcher
-from vfs.agent.replicas import Replicas
-from vfs.agent.rules import PathRules
 from vfs.errors import NotFound
 from vfs.extents.budget import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
-from vfs.model import LakePath, ObjectKey, Version, object_key
-from vfs.namespace.mounts import MountTable
+from vfs.model import LakePath, ObjectKey, Version
 
 
 class Objects:
@@ -20,12 +18,8 @@ class Objects:
     Invariant: every key in `_open` is held in the fetcher as often as its count says.
     """
 
-    def __init__(
-        self, mounts: MountTable, fetcher: Fetcher, prefetcher: Prefetcher, replicas: Replicas, rules: PathRules
-    ) -> None:
-        self._mounts = mounts
-        self._replicas = replicas
-        self._rules = rules
+    def __init__(self, holding: Holding, fetcher: Fetcher, prefetcher: Prefetcher) -> None:
+        self._holding = holding
         self._fetcher = fetcher
         self._prefetcher = prefetcher
         self._open: dict[ObjectKey, tuple[Identity, int]] = {}
@@ -36,17 +30,11 @@ class Objects:
         Raises:
             NotFound: nothing is mounted there.
         """
-        point = self._mounts.find(path)
-        if point is None:
-            raise NotFound(path, "nothing is mounted there")
-        return Identity(point.site, point.site_path(path), version)
+        return self._holding.identity(path, version)
 
     async def open(self, path: LakePath, version: Version) -> tuple[ObjectKey, str]:
         """Make room for this version and hold it until `close`; return its key and the directory of its store."""
-        identity, serving = self.identity(path, version), self._rules.serving(path, version.size)
-        key = object_key(identity.site, identity.path, identity.version)
-        found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
-        root = await self._fetcher.hold(identity, found, serving=serving)
+        identity, key, root = await self._holding.hold(path, version)
         self._open[key] = identity, self._open.get(key, (identity, 0))[1] + 1
         self._prefetcher.opened(identity, path)
         return key, root
@@ -78,7 +66,7 @@ class Objects:
             self._open[key] = identity, holds - 1
         else:
             self._prefetcher.closed(key)
-        self._fetcher.release(key)
+        self._holding.release(key)
 
     def open_count(self) -> int:
         """Return how many objects are open."""

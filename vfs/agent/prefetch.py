@@ -9,23 +9,22 @@ that fails costs speed only.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from vfs.agent.layouts import promises_layout
 from vfs.agent.lessons import Lessons
 from vfs.agent.rules import Mode
-from vfs.checkpoints.layout import Layout, Needs, NoLayout
-from vfs.checkpoints.recognise import recognise
+from vfs.checkpoints.layout import Layout, NoLayout
+from vfs.checkpoints.learned import Learned
 from vfs.errors import ForemountError
-from vfs.extents.budget import Priority
 from vfs.extents.fetch import Fetcher
-from vfs.extents.layout import BLOCK, Identity
+from vfs.extents.layout import Identity
 from vfs.extents.predict import Prediction, PredictionKnobs
 from vfs.extents.readahead import Readahead
-from vfs.extents.reader import CachedObject
+from vfs.extents.spans import Spans
 from vfs.extents.whole import Whole
 from vfs.model import LakePath, ObjectKey, object_key
 
@@ -38,8 +37,8 @@ Rule = Callable[[LakePath, int], tuple[Mode, int]]
 
 WINDOW_MIN = 1 << 20
 """Of a stream that has just been recognised, where the policy allows so much."""
-LAYOUT_SIZE_MIN = 256 << 10
-"""Smaller files come with their first request or two whatever they hold."""
+WHOLE_SHARE = 0.98
+"""Of a file's bytes: a load that read so much read all of it, but for what the kernel had already."""
 
 
 @dataclass(slots=True)
@@ -49,32 +48,47 @@ class _Reader:
     Attributes:
         ahead_bytes: fetched and not yet read at most.
         streams: predicts until the layout is known, and where there is none.
-        whole: predicts where all of it will be read; None: the policy does not say so.
+        whole: predicts where all of it will be read; None: the policy does not say so. `seen` is what was read then.
         prediction: predicts by members; None where there is no layout (yet).
         reading_layout: its task is under way; `early` keeps the reads meanwhile.
     """
 
     identity: Identity
+    path: LakePath
     ahead_bytes: int
     streams: Readahead
     whole: Whole | None
     prediction: Prediction | None
     reading_layout: bool
-    early: list[Range]
+    early: list[Range] = field(default_factory=list)
+    seen: Spans = field(default_factory=Spans)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return what was fetched ahead and not read; when the object is closed, what never was."""
+        if self.whole is not None:
+            return max(0, self.whole.prefetched_bytes - self.seen.total)
+        return self.streams.unread_bytes + (self.prediction.unread_bytes if self.prediction is not None else 0)
 
     def read(self, offset: int, length: int) -> list[Range]:
         """Note a read; return what to fetch ahead now."""
         if self.whole is not None:
+            self.seen.add(offset, min(offset + length, self.identity.version.size))
             return self.whole.read(length)
         if self.prediction is not None and not self.prediction.is_off:
             return self.prediction.read(offset, length, limit_bytes=self.ahead_bytes)
         return [] if self.reading_layout else self.streams.read(offset, length)
 
 
+def _reads_all(taught: Learned | None) -> bool:
+    """Return whether the load before read all of such a file."""
+    return taught is not None and taught.whole >= WHOLE_SHARE
+
+
 class Layouts(Protocol):
     """Finds out where the members of a file lie."""
 
-    async def find(self, identity: Identity, parser: Needs[Layout]) -> Layout:
+    async def find(self, identity: Identity, path: LakePath) -> Layout:
         """Return the layout of an object that is open.
 
         Raises:
@@ -126,18 +140,20 @@ class Prefetcher:
         mode, ahead_bytes = self._rule(path, size)
         if mode == "off" or not ahead_bytes:
             return
-        parser = recognise(identity.path, size) if mode == "tensor" and size >= LAYOUT_SIZE_MIN else None
+        has_layout = mode == "tensor" and promises_layout(path, size)
         streams = Readahead(size, window_min=min(WINDOW_MIN, ahead_bytes), window_max=ahead_bytes)
         whole = Whole(size, window_bytes=ahead_bytes) if mode == "whole" else None
-        reader = self._readers[key] = _Reader(identity, ahead_bytes, streams, whole, None, parser is not None, [])
+        reader = self._readers[key] = _Reader(identity, path, ahead_bytes, streams, whole, None, has_layout)
         if whole is not None:
             self._fetch(key, whole.begin())
-        if parser is not None:
-            self._spawn(self._read_layout(key, reader, parser))
+        if has_layout:
+            self._spawn(self._read_layout(key, reader))
 
     def closed(self, key: ObjectKey) -> None:
         """An object was closed: keep what its load taught."""
         reader = self._readers.pop(key, None)
+        if reader is not None:
+            self._fetcher.counters.unread_bytes += reader.unread_bytes
         if reader is not None and reader.prediction is not None:
             log.debug("%s: read to the end: %s", reader.identity.path, reader.prediction.explain())
             found = reader.prediction.learned()
@@ -161,11 +177,15 @@ class Prefetcher:
         reader = self._readers.get(key)
         if reader is None:
             return None
+        facts: dict[str, Any] = {"ahead_bytes_max": reader.ahead_bytes}
         if reader.whole is not None:
-            return {"by": "policy: whole", "prefetched_bytes": reader.whole.prefetched_bytes}
-        if reader.prediction is not None and not reader.prediction.is_off:
-            return {"by": "members", **reader.prediction.explain()}
-        return {"by": "streams", "window": reader.streams.window, "prefetched_bytes": reader.streams.prefetched_bytes}
+            facts |= {"by": "policy: whole", "prefetched_bytes": reader.whole.prefetched_bytes}
+        elif reader.prediction is not None and not reader.prediction.is_off:
+            facts |= {"by": "members", **reader.prediction.explain()}
+        else:
+            streams = reader.streams
+            facts |= {"by": "streams", "window": streams.window, "prefetched_bytes": streams.prefetched_bytes}
+        return facts | {"unread_bytes": reader.unread_bytes}
 
     def layouts(self) -> Iterator[tuple[Identity, Layout]]:
         """Yield the layouts of open objects, as far as they are known."""
@@ -177,11 +197,12 @@ class Prefetcher:
         if ahead:
             self._fetcher.prefetch_all(key, ahead)
 
-    async def _read_layout(self, key: ObjectKey, reader: _Reader, parser: Needs[Layout]) -> None:
+    async def _read_layout(self, key: ObjectKey, reader: _Reader) -> None:
         """Read the layout through the cache, then replay what was read meanwhile."""
         try:
-            layout = await self._layouts.find(reader.identity, parser)
-            reader.prediction = Prediction(layout, learned=self._lessons.find(reader.identity), knobs=self._knobs)
+            layout = await self._layouts.find(reader.identity, reader.path)
+            taught = self._lessons.find(reader.identity)
+            reader.prediction = Prediction(layout, learned=taught, whole=_reads_all(taught), knobs=self._knobs)
             self.on_layout(reader.identity, layout)
         except NoLayout as exc:
             log.warning("%s: read as plain bytes: %s", reader.identity.path, exc.reason)
@@ -192,36 +213,3 @@ class Prefetcher:
         early, reader.early = reader.early, []
         if self._readers.get(key) is reader:
             self.reads(key, early)
-
-
-class CachedLayouts:
-    """Reads layouts through the cache: the bytes are there when the reader comes for them.
-
-    Source of `Layouts`.
-    """
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-
-    async def find(self, identity: Identity, parser: Needs[Layout]) -> Layout:
-        key, content = object_key(identity.site, identity.path, identity.version), b""
-        try:
-            while True:
-                offset, length = next(parser) if not content else parser.send(content)
-                root = await self._fetcher.ensure(identity, offset, length, Priority.FOREGROUND)
-                content = await asyncio.to_thread(_read_cached, root, key, offset, length)
-        except StopIteration as end:
-            found: Layout = end.value
-            return found
-
-
-def _read_cached(root: str, key: ObjectKey, offset: int, length: int) -> bytes:
-    """Return verified bytes of an object that has just been fetched."""
-    cached = CachedObject.open(root, key)
-    try:
-        found = cached.read(offset, length, memoryview(bytearray(length + 2 * BLOCK)))
-        if found is None:
-            raise NoLayout("evicted while it was read")
-        return bytes(found)
-    finally:
-        cached.close()

@@ -35,12 +35,13 @@ class PathRules:
     def prefetch_rule(self, path: LakePath, size: int) -> tuple[Mode, int]:
         """Return what is fetched ahead of a reader, and how many bytes ahead of it at most; ("off", 0): nothing."""
         values = self._policy.decision(path, Access.PREFETCH, self._site(path), size).values
-        return ("off", 0) if values.prefetch == "off" else (values.prefetch, int(values.read_ahead))
+        is_off = values.prefetch == "off" or not values.read_ahead
+        return ("off", 0) if is_off else (values.prefetch, int(values.read_ahead))
 
     def serving(self, path: LakePath, size: int) -> Serving:
         """Return which sites serve a file, in which order, and when a second one is asked."""
         values = self._policy.decision(path, Access.OPEN, self._site(path), size).values
-        return Serving(values.sites, values.hedge)
+        return Serving(values.sites, values.hedge, values.fetch_size)
 
     def decision(self, path: LakePath, access: Access, size: int | None = None) -> Decision:
         """Return all values that hold for an access, and the rule that gave each."""

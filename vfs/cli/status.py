@@ -244,11 +244,21 @@ def _agent_rows(says: dict[str, Any]) -> list[tuple[str, str]]:
     fetches = says.get("fetches", {})
     if fetches.get("fetches"):
         counts = ", ".join(f"{fetches[key]} {key}" for key in ("retries", "failovers", "failures") if fetches.get(key))
-        rows.append(("fetched", f"{format_size(fetches.get('fetched_bytes', 0))}{', ' * bool(counts)}{counts}"))
+        amount = format_size(fetches.get("fetched_bytes", 0))
+        if fetches.get("unread_bytes"):
+            amount += f", {format_size(fetches['unread_bytes'])} of it ahead of readers who did not read it"
+        rows.append(("fetched", f"{amount}{', ' * bool(counts)}{counts}"))
+    rows += [("line", f"{name}: {_line_words(line)}") for name, line in says.get("lines", {}).items()]
     if policies := says.get("policies"):
         documents = ", ".join(policies.get("documents", []))
         rows.append(("policies", f"version {policies.get('version')}: {documents}"))
     return rows + [("site", f"{name}: {_site_words(facts)}") for name, facts in says.get("sites", {}).items()]
+
+
+def _line_words(line: dict[str, Any]) -> str:
+    """Return what was measured of a site's line."""
+    words = f"first byte after {line.get('ttfb_s', 0) * 1e3:.3g} ms, {format_size(int(line.get('bytes_per_s', 0)))}/s"
+    return f"{words}, {line.get('in_flight', 0)} of {line.get('window', 0)} requests in flight"
 
 
 def _site_words(facts: Any) -> str:

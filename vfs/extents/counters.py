@@ -47,6 +47,7 @@ class FetchCounters:
         failures: fetches given up, after which their callers got an error.
         bypasses: objects moved to memory because the cache could not take them.
         salvaged_bytes: copied from the cache to memory after that, instead of being fetched again.
+        unread_bytes: fetched ahead and not read by the time that their object was closed.
         foreground_bytes, prefetched_bytes, background_bytes: `fetched_bytes` by who asked first.
     """
 
@@ -61,6 +62,7 @@ class FetchCounters:
     failures: int = 0
     bypasses: int = 0
     salvaged_bytes: int = 0
+    unread_bytes: int = 0
     foreground_bytes: int = 0
     prefetched_bytes: int = 0
     background_bytes: int = 0

@@ -277,7 +277,7 @@ class Fetcher:
                     plan.append((job, stop))
                 at = stop
         preferred = self._requests.preferred(fetched) or fetched.sources
-        rule = self._requests.knobs(preferred[0].site)
+        rule = self._requests.knobs(preferred[0].site, fetched.serving.fetch_size)
         requests = coalesce(free, rule)
         if any(request.wasted and fetched.overlaps(request.blocks) for request in requests):
             requests = coalesce(free, msgspec.structs.replace(rule, waste_max=0.0))  # bridges blocks that are on their way

@@ -16,22 +16,24 @@ from collections.abc import Sequence
 import msgspec
 
 from vfs.model import SiteName, Version
-from vfs.policy.written import NEAREST, ORIGIN, Hedge, SiteOrder
+from vfs.policy.written import NEAREST, ORIGIN, FetchSize, Hedge, SiteOrder
 
 USUAL_BYTES = 1 << 20
 """Of the request by which sites are compared: between a lone small read and a large one for a stream."""
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """What the policy says about who serves an object.
+    """What the policy says about who serves an object, and how it is asked.
 
     Attributes:
         order: of the sites; a site that it does not cover is never asked for bytes.
         hedge: when a slow request is sent to the next site too.
+        fetch_size: of one request at least and at most; None: as the service's limits say.
     """
 
     order: SiteOrder = SiteOrder([ORIGIN, NEAREST])
     hedge: Hedge = Hedge("after=p95")
+    fetch_size: FetchSize | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from vfs.extents.link import Bounds, LineFacts, Link
 from vfs.extents.placement import USUAL_BYTES, Candidate, Ranked, Serving, rank
 from vfs.extents.sink import Sink
 from vfs.model import SiteName
-from vfs.policy.written import ORIGIN
+from vfs.policy.written import ORIGIN, FetchSize
 from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
 
@@ -89,12 +89,17 @@ class Requests:
             trickle_bytes_per_s=limits.trickle_bytes_per_s,
         )
 
-    def knobs(self, site: SiteName) -> Knobs:
-        """Return how requests to a site are formed at the moment."""
+    def knobs(self, site: SiteName, size: FetchSize | None = None) -> Knobs:
+        """Return how requests to a site are formed at the moment.
+
+        Args:
+            size: what the policy of the object says; None: nothing.
+        """
+        most = self._limits.request_bytes_max if size is None else size.most
         return knobs(
             self._link(site).pace,
-            request_bytes_min=min(self._limits.request_bytes_min, self._limits.request_bytes_max),
-            request_bytes_max=self._limits.request_bytes_max,
+            request_bytes_min=min(self._limits.request_bytes_min if size is None else size.least, most),
+            request_bytes_max=most,
             waste_max=self._limits.waste_max,
         )
 
@@ -198,7 +203,7 @@ class Requests:
             if not job.wanted or job.ended:
                 return
             if not job.sent:
-                fetched.absorb(job, self.knobs(source.site).request_blocks)
+                fetched.absorb(job, self.knobs(source.site, fetched.serving.fetch_size).request_blocks)
                 job.sent = True
             left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
             job.enter(Cause.MEMORY, self._clock.monotonic_s())

@@ -362,6 +362,7 @@ class ObjectSource:
     def close(self) -> None:
         self.shed()
         if self._agent.connections in (self._connection, self._kept_by):
+            self._reports.send(self._key)  # the last reads count too
             self._agent.tell_nowait(wire.CloseObject(self._key))
         self._connection = self._kept_by = -1
 

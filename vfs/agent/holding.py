@@ -1,0 +1,47 @@
+"""Holds versions of lake paths in the fetch service, each with the replicas that the policy lets serve it."""
+
+from __future__ import annotations
+
+from vfs.agent.replicas import Replicas
+from vfs.agent.rules import PathRules
+from vfs.errors import NotFound
+from vfs.extents.fetch import Fetcher
+from vfs.extents.layout import Identity
+from vfs.model import LakePath, ObjectKey, Version, object_key
+from vfs.namespace.mounts import MountTable
+
+
+class Holding:
+    """Turns a path's version into an object of its origin that can be fetched."""
+
+    def __init__(self, mounts: MountTable, fetcher: Fetcher, replicas: Replicas, rules: PathRules) -> None:
+        self._mounts = mounts
+        self._fetcher = fetcher
+        self._replicas = replicas
+        self._rules = rules
+
+    def identity(self, path: LakePath, version: Version) -> Identity:
+        """Return which object of which site a version of a path is.
+
+        Raises:
+            NotFound: nothing is mounted there.
+        """
+        point = self._mounts.find(path)
+        if point is None:
+            raise NotFound(path, "nothing is mounted there")
+        return Identity(point.site, point.site_path(path), version)
+
+    async def hold(self, path: LakePath, version: Version) -> tuple[Identity, ObjectKey, str]:
+        """Make room for this version and hold it until `release`; return it, its key and the directory of its store.
+
+        Raises:
+            NotFound, NoSpace, Unavailable, Unsupported: as `identity` and `Fetcher.hold`.
+        """
+        identity, serving = self.identity(path, version), self._rules.serving(path, version.size)
+        key = object_key(identity.site, identity.path, identity.version)
+        found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
+        return identity, key, await self._fetcher.hold(identity, found, serving=serving)
+
+    def release(self, key: ObjectKey) -> None:
+        """Undo one `hold`."""
+        self._fetcher.release(key)
