@@ -130,6 +130,10 @@ class Cache(_Document, frozen=True):
     size: Bytes = Bytes(100 << 30)
 
 
+DRAIN_S_MAX = 2.5
+"""The keeper gives the agent 3 s from SIGTERM to SIGKILL."""
+
+
 class Staging(_Document, frozen=True):
     """Where files are written before they are at a remote origin.
 
@@ -137,10 +141,13 @@ class Staging(_Document, frozen=True):
         directory: on a local file system, of one mount alone; "": `staging` in the cache's directory. What is in it exists
             nowhere else until it is uploaded.
         size: new files wait for uploads, and fail with ENOSPC in the end, while it holds more. A file that is open goes on.
+        drain: at the end of the mount uploads may go on for so long. What is not done stays there; the next mount goes on.
+            The keeper kills what has not ended after 3 s.
     """
 
     directory: str = ""
     size: Bytes = Bytes(100 << 30)
+    drain: Seconds = Seconds(2.0)
 
 
 class Limits(_Document, frozen=True):
@@ -297,9 +304,14 @@ def _check_references(config: Config, name: str) -> None:
             if site not in config.sites:
                 known = ", ".join(sorted(config.sites)) or "none"
                 raise InvalidConfig(where, f"names the unknown site {site!r}", f"known sites: {known}")
+        if mount.writable and not can_be_written(config.sites[mount.site]):
+            hint = "S3, WebHDFS and local sites can, and HTTP sites with writes"
+            raise InvalidConfig(f"{where}.writable", f"site {mount.site!r} can't be written", hint)
         if prefix.split("/")[0] == ".foremount":
             raise InvalidConfig(f"{where}.prefix", "/.foremount belongs to the status files", "choose another prefix")
     _check_admin(config.admin, name)
+    if config.staging.drain > DRAIN_S_MAX:
+        raise InvalidConfig(f"{name}: staging.drain", f"is more than {DRAIN_S_MAX:g}s, after which the agent is killed")
     for site, kind in config.sites.items():
         if isinstance(kind, LocalSite) and not os.path.isabs(kind.path):
             raise InvalidConfig(f"{name}: sites.{site}.path", f"{kind.path!r} is not absolute")
@@ -329,6 +341,17 @@ def _check_admin(admin: Admin, name: str) -> None:
         if not getattr(admin, key):
             hint = "the API goes over TCP with TLS and tokens only; the Unix socket needs neither"
             raise InvalidConfig(f"{name}: admin.{key}", "is missing", hint)
+
+
+def can_be_written(site: SiteConfig) -> bool:
+    """Return whether there is a way to bring files to the site."""
+    match site:
+        case HttpSite(writes=writes, listing=listing):
+            return writes != "no" and listing == "autoindex"
+        case ArrowSite(url=url):
+            return url.startswith("s3://")
+        case _:
+            return True
 
 
 def local_path(site: LocalSite, root: SitePath, below: str = "") -> str:

@@ -36,6 +36,7 @@ policies = ["policy.toml"]
 [sites.origin]
 kind = "http"
 url = "URL"
+writes = "put"
 [[mounts]]
 prefix = "/work"
 site = "origin"

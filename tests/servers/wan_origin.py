@@ -190,6 +190,9 @@ class Origin:
 
     async def answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
         """Answer one GET or HEAD."""
+        if request.method not in ("GET", "HEAD"):  # a writer's tries; counted are reads
+            await Reply(writer, request).empty(405)
+            return
         own = self.stats.count(request.path, request.method)
         fault = self.strike(request)
         reply = Reply(writer, request)
@@ -197,9 +200,6 @@ class Origin:
             await self.break_off(fault, writer)
         if fault and fault.kind in ("status", "no_head"):
             await reply.empty(405 if fault.kind == "no_head" else fault.status)
-            return
-        if request.method not in ("GET", "HEAD"):
-            await reply.empty(405)
             return
         target = locate(self.root, request.path)
         try:

@@ -181,4 +181,6 @@ def test_budgets_and_deadlines_take_effect_at_once():
         "memory",
         "bandwidth",
         "write_durability",
+        "upload_bandwidth",
+        "commit_marker",
     }

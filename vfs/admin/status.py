@@ -20,6 +20,7 @@ from vfs.agent.prefetch import Prefetcher
 from vfs.agent.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
+from vfs.agent.uploadfacts import UploadFacts
 from vfs.errors import ForemountError, NotFound, Unavailable
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import PASSTHROUGH_BYTES_MIN
@@ -69,6 +70,7 @@ class Status:
         self._rules = rules
         self._waiting = waiting
         self.admin: dict[str, str] = {}
+        self.uploads: UploadFacts | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return everything that `status` prints. No secrets: site configurations are not in it."""
@@ -97,6 +99,7 @@ class Status:
             "lines": {line.site: _line_facts(line) for line in self._fetcher.lines()},
             "sites": self.site_facts(),
             "policies": self._policies.summary(),
+            "uploads": self.uploads.facts() if self.uploads is not None else None,
         }
 
     def _mount_facts(self, point: MountPoint) -> dict[str, Any]:

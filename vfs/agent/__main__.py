@@ -9,11 +9,12 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
+import functools
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
 from vfs import config
@@ -31,9 +32,12 @@ from vfs.agent.objects import Objects
 from vfs.agent.prefetch import Prefetcher
 from vfs.agent.replicas import Replicas
 from vfs.agent.rules import PathRules
+from vfs.agent.sending import SendLimits
 from vfs.agent.server import WorkerServer
 from vfs.agent.traces import Traces
-from vfs.clock import SystemClock
+from vfs.agent.uploadfacts import UploadFacts
+from vfs.agent.uploads import Uploads
+from vfs.clock import Clock, SystemClock
 from vfs.errors import ForemountError
 from vfs.extents.budget import Budget
 from vfs.extents.directory import spill_directory
@@ -45,11 +49,14 @@ from vfs.keeper.report import StatusPipe
 from vfs.logs import log_to
 from vfs.model import SiteName
 from vfs.namespace.catalog import CatalogWriter
-from vfs.namespace.mounts import build_mount_table
+from vfs.namespace.mounts import MountTable, build_mount_table
+from vfs.policy.facts import Access
 from vfs.policy.inforce import InForce, open_store
 from vfs.policy.store import PolicyStore
 from vfs.rundir import RunDir
-from vfs.sites.build import build_site
+from vfs.sites.build import build_site, build_writer
+from vfs.sites.protocol import Site
+from vfs.sites.writing import SiteWriter
 
 log = logging.getLogger("vfs.agent")
 _BEAT_S = 1.0
@@ -137,15 +144,21 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         )
         objects = Objects(holding, fetcher, prefetcher)
         accounts = Accounts(clock)
-        server = WorkerServer(metadata, objects, store, on_reads=prefetcher.reads, on_used=accounts.take_nowait)
+        uploads = await stack.enter_async_context(_uploading(loaded, mounts, sites, catalog, rules, clock))
+        server = WorkerServer(
+            metadata, objects, store, on_reads=prefetcher.reads, on_used=accounts.take_nowait, uploads=uploads
+        )
         traces = Traces(server, loaded, documents, lines=fetcher.lines, layouts=prefetcher.layouts, spawn=tasks.spawn)
         prefetcher.on_layout = traces.layout_known
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
         waiting = accounts.ledger.waiting_count
         facts = Status(mounts, stores, metadata, objects, server, fetcher, prefetcher, replicas, policies, rules, waiting)
+        facts.uploads = None if uploads is None else UploadFacts(uploads, clock)
         copies = LocalCopies(mounts, metadata, catalog, objects, store)
         rooms: dict[str, Room] = {}  # a room that wants its facts shown adds a line here
+        if facts.uploads is not None:
+            rooms["uploads"] = facts.uploads.facts
         shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms)
         await stack.enter_async_context(
             Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir)
@@ -157,6 +170,45 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         status.ready()
         log.info("serving %s mounts over %s sites", len(mounts.points), len(sites))
         await ended.wait()
+        if uploads is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(loaded.staging.drain):
+                    await uploads.drained()
+
+
+@contextlib.asynccontextmanager
+async def _uploading(
+    loaded: config.Config,
+    mounts: MountTable,
+    sites: Mapping[SiteName, Site],
+    catalog: CatalogWriter,
+    rules: PathRules,
+    clock: Clock,
+) -> AsyncIterator[Uploads | None]:
+    """Run the uploads where a remote origin is mounted writable; None where there is none."""
+    writers: dict[SiteName, SiteWriter] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for point in mounts.points:
+            if point.writable and point.local_root is None and point.site not in writers:
+                writer = build_writer(sites[point.site], loaded.sites[point.site])
+                assert writer is not None, "the configuration was checked"
+                writers[point.site] = writer
+                stack.push_async_callback(writer.close)
+        if not writers:
+            yield None
+            return
+        yield await stack.enter_async_context(
+            Uploads(
+                mounts,
+                sites,
+                writers,
+                catalog,
+                directory=config.staging_directory(loaded),
+                decide=functools.partial(rules.decision, access=Access.WRITE),
+                clock=clock,
+                limits=SendLimits(),
+            )
+        )
 
 
 async def _beat(status: StatusPipe) -> None:

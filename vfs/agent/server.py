@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from vfs import wire
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
+from vfs.agent.uploads import Uploads
 from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, Unsupported, to_failure
 from vfs.extents.store import Store
 from vfs.model import ObjectKey
@@ -39,12 +40,14 @@ class WorkerServer:
         *,
         on_reads: Callable[[ObjectKey, list[tuple[int, int]]], None],
         on_used: Callable[[wire.Used], None],
+        uploads: Uploads | None = None,
     ) -> None:
         self._metadata = metadata
         self._objects = objects
         self._store = store
         self._on_reads = on_reads
         self._on_used = on_used
+        self._uploads = uploads
         self.hello: wire.Hello | None = None
         self._greeted: asyncio.StreamWriter | None = None
         self.counters: dict[str, float] = {}
@@ -128,6 +131,9 @@ class WorkerServer:
                 self.on_traced(call)
             case wire.Used():
                 self._on_used(call)
+            case wire.Staging():
+                if self._uploads is not None:
+                    self._uploads.wake()
             case _:
                 log.warning("a %s without a number is not answered", type(call).__name__)
 
@@ -154,6 +160,9 @@ class WorkerServer:
                 return wire.Found(await self._metadata.stat(path))
             case wire.List(path, generation, after):
                 return await self._metadata.list(path, generation, after)
+            case wire.Settle(node_id, seq) if self._uploads is not None:
+                await self._uploads.settle(node_id, seq)
+                return wire.Settled()
             case wire.OpenObject(path, version):
                 key, root = await self._objects.open(path, version)
                 if key in held.opened:  # one hold for each connection, however often its worker opens the object

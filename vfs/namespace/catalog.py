@@ -8,6 +8,7 @@ being served while the agent or the origin is away. One transaction for each cal
     order      directory hash + generation + position   -> name
     learned    hash of a name that the caller makes up  -> bytes that the caller understands
     uploads    id of a staged node                      -> Upload (`staged.py`); "serial" -> counts its changes
+    commits    directory hash + when, ns                -> Manifest of a checkpoint; never changed
 
 A listing is numbered in the order in which it arrived, under a generation of its own: a reader that stands in the middle of
 one is not disturbed by the next. The previous generation is kept until another one is complete.
@@ -22,6 +23,7 @@ import lmdb
 import msgspec
 import xxhash
 
+from vfs.checkpoints.manifest import Manifest
 from vfs.model import Entry, LakePath, split
 from vfs.namespace.staged import Upload
 
@@ -81,7 +83,7 @@ class Catalog:
         """Return whether the catalog is there, after trying to open it."""
         try:
             env = lmdb.open(
-                self._directory, map_size=_MAP_BYTES, max_dbs=5, max_readers=_READERS_MAX, readonly=True, create=False
+                self._directory, map_size=_MAP_BYTES, max_dbs=6, max_readers=_READERS_MAX, readonly=True, create=False
             )
             env.reader_check()  # slots of workers that were killed: they hold back free pages, and there are only so many
             self._use(env, create=False)
@@ -95,6 +97,7 @@ class Catalog:
         self._order = env.open_db(b"order", create=create)
         self._uploads = env.open_db(b"uploads", create=create)
         self._lessons = env.open_db(b"learned") if create else None
+        self._commits = env.open_db(b"commits") if create else None
         self._env = env
 
     def close(self) -> None:
@@ -169,7 +172,7 @@ class CatalogWriter(Catalog):
     def __init__(self, directory: str) -> None:
         self._directory = directory
         env = lmdb.open(
-            directory, map_size=_MAP_BYTES, max_dbs=5, max_readers=_READERS_MAX, sync=False, metasync=False,
+            directory, map_size=_MAP_BYTES, max_dbs=6, max_readers=_READERS_MAX, sync=False, metasync=False,
             writemap=True, map_async=True,
         )  # fmt: skip
         env.reader_check()  # slots of processes that were killed
@@ -251,6 +254,19 @@ class CatalogWriter(Catalog):
             txn.delete(_upload_key(node_id))
             self._count_change(txn)
 
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Keep what a checkpoint consists of; another commit of the same path is another manifest."""
+        key = _directory(manifest.path) + manifest.committed_ns.to_bytes(8, "big")
+        with self._env.begin(write=True, db=self._commits) as txn:
+            txn.put(key, _encoder.encode(manifest), overwrite=False)
+        self._env.sync(True)
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Yield all that were committed through this host; of one path in order of time."""
+        with self._env.begin(db=self._commits) as txn, txn.cursor() as cursor:
+            for _, raw in cursor:
+                yield _manifest.decode(raw)
+
     def _count_change(self, txn: Any) -> None:
         txn.put(_SERIAL, (int.from_bytes(txn.get(_SERIAL, default=b""), "big") + 1).to_bytes(8, "big"))
 
@@ -274,6 +290,7 @@ _encoder = msgspec.msgpack.Encoder()
 _known = msgspec.msgpack.Decoder(Known)
 _listing = msgspec.msgpack.Decoder(Listing)
 _upload = msgspec.msgpack.Decoder(Upload)
+_manifest = msgspec.msgpack.Decoder(Manifest)
 _SERIAL = b"serial"  # LMDB takes no empty key; ids are 8 bytes
 
 

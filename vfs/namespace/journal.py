@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from vfs.errors import Busy, Corrupt
-from vfs.namespace.staged import Begun, Change, Frame, StagedNodes
+from vfs.namespace.staged import Begun, Change, Drop, Frame, StagedNodes
 from vfs.oserrors import Translated
 
 FORMAT = 1
@@ -54,10 +54,12 @@ class Polled:
     Attributes:
         changed: ids of nodes that changed or were dropped.
         anew: everything was read from the start: compare all nodes.
+        retired: those of them that were dropped because their origins hold them.
     """
 
     changed: set[int]
     anew: bool = False
+    retired: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
         return self.anew or bool(self.changed)
@@ -85,9 +87,11 @@ class JournalReader:
         if self._fd < 0:
             return Polled(set(), anew)
         changed: set[int] = set()
+        retired: set[int] = set()
         for frame in self._tail.read(self._fd, self._path):
             changed |= self.nodes.apply(frame.changes)
-        return Polled(changed, anew)
+            retired |= {change.id for change in frame.changes if isinstance(change, Drop) and change.retired}
+        return Polled(changed, anew, frozenset(retired))
 
     def _reopen_if_replaced(self) -> bool:
         try:

@@ -171,6 +171,9 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
         sent: bytes that the origin has acknowledged so far.
         failure: of the last try.
         resume: what the site's writing protocol needs to go on after a restart; its own format.
+        digest: of the content (`vfs/checkpoints/manifest.py`), with DONE.
+        seen_ns: when the agent first saw the node.
+        hash_s: spent on reading and digesting.
     """
 
     seq: int
@@ -181,6 +184,9 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     begun_ns: int = 0
     done_ns: int = 0
     resume: bytes = b""
+    digest: str = ""
+    seen_ns: int = 0
+    hash_s: float = 0.0
 
 
 class StagedNodes:

@@ -193,6 +193,25 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             comes_with="budgets per rule",
         ),
     ] = Rate("unlimited")
+    upload_bandwidth: Annotated[
+        Rate,
+        About(
+            "Uploads to one site at most, shared by all that get this value from the same rule.",
+            "SIZE/s or unlimited",
+            _ONCE,
+            "a checkpoint is safe when it is at its origin: nothing slows that down unless an admin wants it",
+        ),
+    ] = Rate("unlimited")
+    commit_marker: Annotated[
+        str,
+        About(
+            "A glob for file names: such a file is uploaded last, when all is there that was written below its directory "
+            "before it. The markers of known checkpoint formats need no mention.",
+            'glob, or "" for none',
+            _ONCE,
+            "only the job knows a marker that no format defines",
+        ),
+    ] = ""
 
 
 def _abouts() -> dict[str, About]:

@@ -79,6 +79,10 @@ class MemorySite:
             del self._children[parent]
             child = parent
 
+    def paths(self) -> list[str]:
+        """Return where all objects are."""
+        return list(self._objects)
+
     async def stat(self, path: SitePath) -> Entry:
         await asyncio.sleep(0)
         return self._entry(path, split(path)[1])

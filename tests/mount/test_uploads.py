@@ -1,0 +1,214 @@
+"""What is written to a remote origin through a real mount comes there: durable when promised, whole, in the right order."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.servers.nginx import Nginx
+from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.root,
+    pytest.mark.servers,
+    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
+]
+DAV = """
+policies = ["policy.toml"]
+[sites.origin]
+kind = "http"
+url = "URL"
+writes = "webdav"
+[[mounts]]
+prefix = "lake"
+site = "origin"
+writable = true
+[cache]
+directory = "{base}/cache"
+[limits]
+listing_ttl = "TTL"
+"""
+POLICY = """
+format = 1
+[[rules]]
+name = "local"
+match = { access = "write" }
+set = { write_durability = "local" }
+[[rules]]
+name = "remote"
+match = { access = "write", path = "lake/remote/**" }
+set = { write_durability = "remote" }
+"""
+CHANCE = random.Random(11)
+BIG = CHANCE.randbytes(5_000_017)
+
+
+@contextmanager
+def dav_lake(server: Nginx, name: str, ttl: str = "60s") -> Iterator[tuple[Lake, Path]]:
+    """A mount of a directory of nginx, and that directory."""
+    root = server.root / name
+    root.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
+        base = Path(made)
+        (base / "policy.toml").write_text(POLICY)
+        with mounted(DAV.replace("URL", f"{server.url}/dav/{name}/").replace("TTL", ttl), base) as lake:
+            yield lake, root
+
+
+@pytest.fixture(scope="module")
+def dav(nginx: Nginx) -> Iterator[tuple[Lake, Path]]:
+    """One mount for all tests that don't disturb it; each writes in a directory of its own."""
+    with dav_lake(nginx, "shared") as made:
+        yield made
+
+
+def write(path: Path, body: bytes, *, sync: bool = False) -> None:
+    """Write a file as savers do."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(body)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def uploaded(lake: Lake) -> bool:
+    """Return whether the origin has everything."""
+    return bool(lake.status()["agent_says"]["uploads"]["behind"]["files"] == 0)
+
+
+def test_fsync_with_remote_durability_returns_when_the_origin_has_the_file(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    write(lake.root / "lake/remote/a.bin", BIG, sync=True)
+    assert (origin / "remote/a.bin").read_bytes() == BIG
+
+
+def test_close_with_remote_durability_returns_when_the_origin_has_the_file(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    write(lake.root / "lake/remote/b.bin", BIG)
+    assert (origin / "remote/b.bin").read_bytes() == BIG
+
+
+def test_with_local_durability_the_file_comes_to_the_origin_by_itself(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    write(lake.root / "lake/local/a.bin", BIG, sync=True)
+    wait_until(lambda: (origin / "local/a.bin").exists(), "the upload")
+    assert (origin / "local/a.bin").read_bytes() == BIG
+    assert (lake.root / "lake/local/a.bin").read_bytes() == BIG
+
+
+def test_removed_and_renamed_files_are_so_at_the_origin(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    work = lake.root / "lake/changes"
+    for name in ("gone", "kept", "old"):
+        write(work / name, name.encode())
+    wait_until(lambda: uploaded(lake), "uploads")
+    (work / "gone").unlink()
+    (work / "old").rename(work / "new")
+    wait_until(lambda: sorted(os.listdir(origin / "changes")) == ["kept", "new"], "removal and rename")
+    assert (origin / "changes/new").read_bytes() == b"old"
+
+
+def test_a_checkpoint_directory_that_is_renamed_is_whole_at_the_origin(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    work = lake.root / "lake/renamed"
+    for index in range(5):
+        write(work / f"tmp/part-{index}", BIG[: 100_000 * index])
+    (work / "tmp").rename(work / "step_12")
+    wait_until(lambda: (origin / "renamed/step_12").exists() and uploaded(lake), "uploads")
+    wait_until(lambda: len(os.listdir(origin / "renamed/step_12")) == 5, "all files")
+    for index in range(5):
+        assert (origin / f"renamed/step_12/part-{index}").read_bytes() == BIG[: 100_000 * index]
+
+
+def test_status_says_that_the_origins_are_not_behind(dav: tuple[Lake, Path]) -> None:
+    lake, _ = dav
+    write(lake.root / "lake/local/b.bin", b"x")
+    wait_until(lambda: uploaded(lake), "uploads")
+    said = lake.status()["agent_says"]["uploads"]
+    assert said["behind"] == {"files": 0, "bytes": 0, "seconds": 0.0}
+    assert said["uploaded"]["files"] >= 1
+
+
+@pytest.mark.parametrize("process", ["agent", "worker"])
+def test_every_acknowledged_byte_comes_to_the_origin_though_a_process_is_killed(nginx: Nginx, process: str) -> None:
+    with dav_lake(nginx, f"killed-{process}") as (lake, origin):
+        for index in range(12):
+            write(lake.root / f"lake/run/{index}", BIG[: 400_000 + index], sync=True)
+            if index % 4 == 1:
+                os.kill(lake.pid(process), signal.SIGKILL)
+        wait_until(lambda: all((origin / f"run/{index}").exists() for index in range(12)), "uploads")
+        for index in range(12):
+            assert (origin / f"run/{index}").read_bytes() == BIG[: 400_000 + index]
+
+
+def test_what_is_not_uploaded_at_the_end_of_a_mount_is_by_the_next_one(nginx: Nginx, tmp_path: Path) -> None:
+    root = nginx.root / "resumed"
+    root.mkdir()
+    (tmp_path / "policy.toml").write_text(POLICY)
+    config = DAV.replace("URL", f"{nginx.url}/dav/resumed/").replace("TTL", "60s")
+    root.chmod(0o500)
+    gone = nginx.root / "resumed-away"
+    root.rename(gone)
+    (nginx.root / "resumed").write_text("a file where the directory was: nothing can be put below it")
+    with mounted(config, tmp_path) as lake:
+        write(lake.root / "lake/run/a", BIG, sync=True)
+        wait_until(lambda: lake.status()["agent_says"]["uploads"]["troubles"], "a failed upload")
+    (nginx.root / "resumed").unlink()
+    gone.chmod(0o755)
+    gone.rename(root)
+    with mounted(config, tmp_path) as lake:
+        assert (lake.root / "lake/run/a").read_bytes() == BIG
+        wait_until(lambda: (root / "run/a").exists(), "the upload")
+    assert (root / "run/a").read_bytes() == BIG
+
+
+def test_fsync_fails_where_the_origin_takes_no_more(nginx: Nginx) -> None:
+    (nginx.root / "small").mkdir(exist_ok=True)
+    config = DAV.replace("URL", f"{nginx.url}/small/small/").replace("TTL", "60s").replace('"webdav"', '"put"')
+    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
+        (Path(made) / "policy.toml").write_text(POLICY)
+        with mounted(config, Path(made)) as lake:
+            with pytest.raises(OSError) as caught:
+                write(lake.root / "lake/remote/big", BIG, sync=True)
+            assert caught.value.errno == errno.ENOSPC
+            write(lake.root / "lake/remote/little", b"fits", sync=True)
+            assert (nginx.root / "small/remote/little").read_bytes() == b"fits"
+
+
+@pytest.mark.slow
+def test_s3_gets_a_file_in_parts(seaweedfs: SeaweedFs, tmp_path: Path) -> None:
+    keys = tmp_path / "credentials"
+    keys.write_text(f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
+    (tmp_path / "policy.toml").write_text(POLICY)
+    config = f"""
+policies = ["policy.toml"]
+[sites.s3]
+kind = "arrow"
+url = "{seaweedfs.url(tmp_path.name)}"
+credentials_file = "{keys}"
+[[mounts]]
+prefix = "lake"
+site = "s3"
+writable = true
+[cache]
+directory = "{{base}}/cache"
+"""
+    body = BIG * 8
+    with mounted(config, tmp_path) as lake:
+        write(lake.root / "lake/remote/big", body, sync=True)
+        store = seaweedfs.filesystem()
+        with store.open_input_file(f"lake/{tmp_path.name}/remote/big") as stored:
+            assert stored.read() == body
+        keys.write_text(keys.read_text().replace(SECRET_KEY, "wrong"))
+        write(lake.root / "lake/remote/small", b"the keys in memory still hold", sync=True)

@@ -1,0 +1,567 @@
+"""Brings what is staged on this host to its origins: desired state from the journal, observed state in the catalog.
+
+Flow: `_look` reads what the worker appended and says which nodes have something to do (`uploadplan.py`); each becomes a task
+that carries out one step, notes it in the catalog and lets the node be looked at again. A file that commits others waits
+until they are at the origin (`commits.py`). Whatever is killed is found again by comparing the two states; parts that had
+arrived are not sent again. What fails rests, longer each time, and is tried for ever: nowhere else are these bytes.
+
+Tasks: one that looks, one for each step under way; all end with the service. Files under way are bounded by `limits.files`,
+parts by `limits.parts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import xxhash
+from msgspec.structs import replace
+
+from vfs.agent.commits import Commits, Look, site_path_of
+from vfs.agent.sending import Pace, Sender, SendLimits, StagedFile
+from vfs.agent.uploadplan import MakeDirectory, Move, Remove, Send, Step, all_below, next_step, old_markers, order
+from vfs.checkpoints import commit
+from vfs.clock import Clock
+from vfs.errors import (
+    Corrupt,
+    Denied,
+    ForemountError,
+    NoSpace,
+    NotFound,
+    Stale,
+    Unavailable,
+    Unsupported,
+    from_failure,
+    to_failure,
+)
+from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, split
+from vfs.namespace.catalog import CatalogWriter, Known
+from vfs.namespace.journal import JournalReader, content_path
+from vfs.namespace.mounts import MountPoint, MountTable
+from vfs.namespace.staged import At, Staged, StagedKind, StagedNodes, Upload, UploadState
+from vfs.policy.engine import Decision
+from vfs.sites import writing
+from vfs.sites.protocol import Site
+from vfs.sites.writing import SiteWriter
+
+log = logging.getLogger(__name__)
+TURN_S = 0.5
+"""Between looks when nobody tells; the worker does."""
+_NOTE_EVERY_S = 1.0
+_RELOOK_S = 0.1
+"""A marker is looked at again so long after a file is done: one look for many files."""
+_FINAL = (Denied, NoSpace, Unsupported, Corrupt)
+"""What a waiting fsync is told at once; the upload is tried again nevertheless."""
+_RACY_S = 2.5
+"""Stores that state whole seconds know a new object's final version after this."""
+
+
+@dataclass(slots=True)
+class _Rest:
+    """A node that failed or waits.
+
+    Attributes:
+        until_s: when it is looked at again, monotonic.
+    """
+
+    attempts: int
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """Somebody who wants a content to be at its origin.
+
+    Invariant: `done` is set exactly once.
+    """
+
+    seq: int
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Uploads:
+    """The service. `async with Uploads(…) as uploads:` runs it; leaving cancels what it does, which is resumed next time.
+
+    Args:
+        writers: by site; of sites that can't be written there is none.
+        directory: of the staging area.
+        decide: the policy's values for writing a path.
+
+    Attributes:
+        counters: bytes and files uploaded, parts sent again are not told apart.
+
+    Invariants: a node has one task at most, and so has a path at an origin.
+    """
+
+    def __init__(
+        self,
+        mounts: MountTable,
+        sites: Mapping[SiteName, Site],
+        writers: Mapping[SiteName, SiteWriter],
+        catalog: CatalogWriter,
+        *,
+        directory: str,
+        decide: Callable[[LakePath], Decision],
+        clock: Clock,
+        limits: SendLimits,
+    ) -> None:
+        self._mounts = mounts
+        self._sites = sites
+        self._writers = writers
+        self._catalog = catalog
+        self._directory = directory
+        self._decide = decide
+        self._clock = clock
+        self._limits = limits
+        self._journal = JournalReader(directory)
+        self._commits = Commits(catalog)
+        self._host = socket.gethostname()
+        self._dirty: set[int] = set()
+        self._retired: set[int] = set()
+        self._rests: dict[int, _Rest] = {}
+        self._seen_ns: dict[int, int] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._paths: set[tuple[SiteName, SitePath]] = set()
+        self._waiters: dict[int, list[_Waiter]] = {}
+        self._paces: dict[tuple[SiteName, Any], Pace] = {}
+        self._parts = asyncio.Semaphore(limits.parts)
+        self._woken = asyncio.Event()
+        self._stepped = asyncio.Event()
+        self._pool = ThreadPoolExecutor(2, "upload-read")
+        self._tasks: asyncio.TaskGroup
+        self.counters: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._following = self._tasks.create_task(self._follow(), name="uploads")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._following.cancel()
+        for task in self._running.values():
+            task.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        self._journal.close()
+        self._pool.shutdown()
+
+    # What others ask for
+
+    def wake(self) -> None:
+        """The journal has grown."""
+        self._woken.set()
+
+    async def settle(self, node_id: int, seq: int) -> None:
+        """Return when the origin holds this content of a node, or a later one.
+
+        Raises:
+            Stale: the journal does not hold the node any more.
+            Denied, NoSpace, Unsupported, Corrupt: its upload has failed in a way that time alone does not mend.
+        """
+        waiter = _Waiter(seq)
+        self._waiters.setdefault(node_id, []).append(waiter)
+        self._rests.pop(node_id, None)
+        self._dirty.add(node_id)
+        self.wake()
+        try:
+            await waiter.done
+        finally:
+            self._waiters[node_id].remove(waiter)
+            if not self._waiters[node_id]:
+                del self._waiters[node_id]
+
+    def pending(self) -> list[tuple[Staged, Upload | None]]:
+        """Return the files that the origins don't have as they are now, and what is noted of each."""
+        nodes = self._journal.nodes
+        return [
+            (node, self._catalog.upload(node.id))
+            for node in nodes
+            if node.kind is StagedKind.FILE and node.content and self._commits.record(node) is None
+            if nodes.path(node) is not None
+        ]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is under way or could begin."""
+        return bool(self._running or self._dirty - self._rests.keys())
+
+    @property
+    def nodes(self) -> StagedNodes:
+        """What is staged, as the journal said last."""
+        return self._journal.nodes
+
+    async def drained(self) -> None:
+        """Return when the origins have all that can be uploaded."""
+        while any(not node.writing for node, _ in self.pending()):
+            await self._stepped.wait()
+
+    # Looking
+
+    async def _follow(self) -> None:
+        while True:
+            self._woken.clear()
+            try:
+                self._look()
+            except ForemountError as exc:
+                log.error("staged writes are not uploaded: %s", exc)  # noqa: TRY400  its sentence says it all
+                await asyncio.sleep(_NOTE_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._turn_s()):
+                    await self._woken.wait()
+
+    def _turn_s(self) -> float:
+        """Return how long there is nothing to do unless somebody tells."""
+        due_s = min((rest.until_s for rest in self._rests.values()), default=math.inf) - self._clock.monotonic_s()
+        return min(TURN_S, max(0.0, due_s))
+
+    def _take_in(self) -> None:
+        """Read what was appended to the journal."""
+        polled = self._journal.poll()
+        now_ns = self._clock.wall_ns()
+        if polled.anew:
+            self._dirty |= {node.id for node in self._journal.nodes} | self._catalog.uploads().keys()
+        self._dirty |= polled.changed
+        for node_id in polled.changed:
+            node = self._journal.nodes.get(node_id)
+            if node is not None and node.kind is StagedKind.DIRECTORY:
+                self._dirty |= {below.id for below in all_below(self._journal.nodes, node)}
+        self._retired |= polled.retired
+        for node_id in polled.changed:
+            self._seen_ns.setdefault(node_id, now_ns)
+            self._rests.pop(node_id, None)
+
+    def _look(self) -> None:
+        """Take in what has changed and begin what can be begun."""
+        self._take_in()
+        nodes, now_s = self._journal.nodes, self._clock.monotonic_s()
+        present: list[tuple[Staged, LakePath]] = []
+        for node_id in [each for each in self._dirty if self._is_ready(each, now_s)]:
+            node = nodes.get(node_id)
+            if node is None:
+                self._forget(node_id)
+            else:
+                present.append((node, nodes.path(node) or LakePath("")))
+        present.sort(key=lambda pair: (pair[0].id not in self._waiters, *order(*pair)))
+        for node, path in present:
+            if len(self._running) >= self._limits.files:
+                break
+            self._begin(node, path)
+
+    def _is_ready(self, node_id: int, now_s: float) -> bool:
+        rest = self._rests.get(node_id)
+        return node_id not in self._running and (rest is None or rest.until_s <= now_s)
+
+    def _begin(self, node: Staged, path: LakePath) -> None:
+        point = self._mounts.find(path)
+        record = self._catalog.upload(node.id)
+        to = site_path_of(point, path or None) if point is not None else None
+        step = next_step(node, to, record)
+        if step is None or point is None or point.site not in self._writers:
+            self._dirty.discard(node.id)
+            self._rests.pop(node.id, None)
+            self._tell_waiters(node)
+            return
+        key = (point.site, step.to)
+        if key in self._paths or (isinstance(step, Send | Move) and self._has_old_markers(node)):
+            return  # stays dirty
+        self._dirty.discard(node.id)
+        self._paths.add(key)
+        self._running[node.id] = self._tasks.create_task(self._run(node, path, point, step), name=f"upload {path}")
+
+    def _has_old_markers(self, node: Staged) -> bool:
+        return any(self._commits.record(marker) is None for marker in old_markers(self._journal.nodes, node))
+
+    def _forget(self, node_id: int) -> None:
+        """The journal does not hold the node any more."""
+        retired = node_id in self._retired
+        self._retired.discard(node_id)
+        self._dirty.discard(node_id)
+        self._rests.pop(node_id, None)
+        self._seen_ns.pop(node_id, None)
+        record = self._catalog.upload(node_id)
+        for waiter in self._waiters.get(node_id, ()):
+            if not waiter.done.done():
+                waiter.done.set_exception(Stale("staged file", "is not there any more"))
+        if record is not None:
+            if not retired and record.state is not UploadState.DONE and record.resume:
+                self._abandon(record)
+            self._catalog.drop_upload(node_id)
+
+    def _abandon(self, record: Upload) -> None:
+        """Have removed what has arrived of an upload that nobody wants any more."""
+        with contextlib.suppress(msgspec.DecodeError):
+            resume = _resume.decode(record.resume)
+            if resume.site in self._writers:
+                self._tasks.create_task(self._quietly(self._writers[resume.site].abandon(resume.upload)))
+
+    async def _quietly(self, work: Any) -> None:
+        with contextlib.suppress(ForemountError):
+            await work
+
+    def _tell_waiters(self, node: Staged, failure: ForemountError | None = None) -> None:
+        record = self._commits.record(node)
+        for waiter in self._waiters.get(node.id, ()):
+            if waiter.done.done():
+                continue
+            if failure is not None:
+                waiter.done.set_exception(failure)
+            elif (record is not None and waiter.seq <= record.seq) or node.kind is StagedKind.SYMLINK:
+                waiter.done.set_result(None)
+
+    # Doing
+
+    async def _run(self, node: Staged, path: LakePath, point: MountPoint, step: Step) -> None:
+        """Carry out one step of one node and note how it went."""
+        try:
+            if await self._carry_out(node, path, point, step):
+                self._rests.pop(node.id, None)
+        except Stale as exc:
+            log.debug("%s: %s", path, exc)
+            self._rest(node)
+        except ForemountError as exc:
+            self._failed(node, path, exc)
+        except Exception as exc:
+            log.exception("bug while uploading %s", path)
+            self._failed(node, path, Unavailable(path, f"bug: {type(exc).__name__}, see agent.log"))
+        finally:
+            self._paths.discard((point.site, step.to))
+            del self._running[node.id]
+            self._dirty.add(node.id)
+            self.wake()
+            self._stepped.set()
+            self._stepped = asyncio.Event()
+
+    def _failed(self, node: Staged, path: LakePath, failure: ForemountError) -> None:
+        record = self._catalog.upload(node.id)
+        if record is None or record.seq != node.seq:
+            record = Upload(node.seq, UploadState.FAILED, seen_ns=self._seen_ns.get(node.id, 0))
+        if record.failure is None or from_failure(record.failure).reason != failure.reason:
+            log.warning("upload of %s failed, it is tried again: %s", path, failure)
+        self.counters["failures"] += 1
+        self._catalog.put_upload(node.id, replace(record, state=UploadState.FAILED, failure=to_failure(failure)))
+        self._rest(node)
+        if isinstance(failure, _FINAL):
+            self._tell_waiters(node, failure)
+
+    def _rest(self, node: Staged) -> None:
+        rest = self._rests.setdefault(node.id, _Rest(0, 0.0))
+        rest.attempts += 1
+        rest_s = min(self._limits.rest_s_max, self._limits.rest_s * 2.0 ** (rest.attempts - 1))
+        rest.until_s = self._clock.monotonic_s() + rest_s
+
+    async def _carry_out(self, node: Staged, path: LakePath, point: MountPoint, step: Step) -> bool:
+        """Return whether the step is done; False: it waits for others."""
+        writer = self._writers[point.site]
+        match step:
+            case Send() | Move():
+                return await self._publish(node, path, point, step)
+            case MakeDirectory(to, old):
+                sender = self._sender(path, point)
+                await sender.patiently(lambda _: writer.make_directory(to))
+                if old:
+                    await sender.patiently(lambda _: writer.remove(old, directory=True))
+                self._note(node, Upload(node.seq, UploadState.DONE, done_ns=self._clock.wall_ns(), resume=to.encode()))
+            case Remove(to, directory):
+                await self._sender(path, point).patiently(lambda _: writer.remove(to, directory=directory))
+                self._catalog.put(path, Known(None, self._clock.wall_ns()))
+                self._note(node, Upload(node.seq, UploadState.DONE, done_ns=self._clock.wall_ns()))
+        return True
+
+    def _note(self, node: Staged, record: Upload) -> None:
+        self._catalog.put_upload(node.id, record)
+
+    async def _publish(self, node: Staged, path: LakePath, point: MountPoint, step: Send | Move) -> bool:
+        """Bring a file to its origin, after those that it commits; return whether it is there."""
+        rule = self._commits.rule(path, self._decide(path).values.commit_marker)
+        look = None
+        if rule is not None and node.content:
+            look = await self._look_at_marker(rule, node, path, point)
+            if look.blocked:
+                self._wait(node, look)
+                return False
+        if isinstance(step, Move):
+            record = await self._move(node, path, point, step)
+        else:
+            record = await self._send(node, path, point, step)
+        if look is not None and look.cover is not None:
+            manifest = self._commits.commit(look, node, record, path, point, self._journal.nodes)
+            log.info("%s of %s files is committed at %s", manifest.path, len(manifest.files), point.site)
+        self._finished(node, path, point, record)
+        return True
+
+    async def _look_at_marker(self, rule: commit.Rule, node: Staged, path: LakePath, point: MountPoint) -> Look:
+        content = content_path(self._directory, node.content)
+        return await self._commits.look(rule, node, path, content, point, self._sites[point.site], self._journal.nodes)
+
+    def _wait(self, node: Staged, look: Look) -> None:
+        """Note what a marker waits for; it is looked at again when a file is done, and from time to time."""
+        first = look.blocked[0]
+        more = f" and {len(look.blocked) - 1} more" if len(look.blocked) > 1 else ""
+        failure = to_failure(Unavailable(first.path, f"{first.why}{more}"))
+        old = self._catalog.upload(node.id)
+        record = Upload(node.seq, UploadState.WAITING, failure=failure, seen_ns=self._seen_ns.get(node.id, 0))
+        if old is None or (old.seq, old.state, old.failure) != (record.seq, record.state, record.failure):
+            self._note(node, record)
+        self._rest(node)
+
+    def _finished(self, node: Staged, path: LakePath, point: MountPoint, record: Upload) -> None:
+        assert record.at is not None
+        name, version = split(path)[1], record.at.version
+        self._catalog.put(path, Known(Entry(name, Kind.FILE, version), self._clock.wall_ns()))
+        self._note(node, record)
+        self._tell_waiters(node)
+        for node_id, rest in self._rests.items():
+            waiting = self._catalog.upload(node_id)
+            if waiting is not None and waiting.state is UploadState.WAITING:
+                rest.until_s = min(rest.until_s, self._clock.monotonic_s() + _RELOOK_S)
+        if version.generation:
+            self._tasks.create_task(self._look_again(node, path, point, record))
+
+    async def _look_again(self, node: Staged, path: LakePath, point: MountPoint, record: Upload) -> None:
+        """Note the version that a new object keeps, where the store could not tell it at once."""
+        await asyncio.sleep(_RACY_S)
+        assert record.at is not None
+        try:
+            entry = await self._sites[point.site].stat(record.at.path)
+        except ForemountError:
+            return
+        old, new = record.at.version, entry.version
+        same = (old.size, old.mtime_ns, old.etag) == (new.size, new.mtime_ns, new.etag)
+        if same and self._catalog.upload(node.id) == record:
+            self._catalog.put(path, Known(Entry(split(path)[1], Kind.FILE, new), self._clock.wall_ns()))
+            self._note(node, replace(record, at=At(record.at.path, new)))
+
+    async def _move(self, node: Staged, path: LakePath, point: MountPoint, step: Move) -> Upload:
+        """Give an object of the origin its new name, or send it again where the store can't rename."""
+        writer, site = self._writers[point.site], self._sites[point.site]
+        record = self._commits.record(node)
+        assert record is not None
+        try:
+            await self._sender(path, point).patiently(lambda _: writer.rename(step.source, step.to))
+        except (Unsupported, NotFound):
+            if not node.content:
+                raise
+            sent = await self._send(node, path, point, Send(step.to))
+            if not self._is_wanted(point, step.source):
+                await writer.remove(step.source)
+            return sent
+        version = (await site.stat(step.to)).version
+        return replace(record, at=At(step.to, version), failure=None)
+
+    def _is_wanted(self, point: MountPoint, path: SitePath) -> bool:
+        """Return whether another node is to have this path at the origin."""
+        if (point.site, path) in self._paths:
+            return True
+        nodes = self._journal.nodes
+        return any(
+            site_path_of(point, nodes.path(node)) == path
+            for node in nodes
+            if node.kind in (StagedKind.FILE, StagedKind.ABSENT)
+        )
+
+    async def _send(self, node: Staged, path: LakePath, point: MountPoint, step: Send) -> Upload:
+        file = StagedFile(content_path(self._directory, node.content), node.size, node.mtime_ns, self._pool)
+        try:
+            return await self._send_file(file, node, path, point, step.to)
+        finally:
+            file.close()
+
+    async def _send_file(self, file: StagedFile, node: Staged, path: LakePath, point: MountPoint, to: SitePath) -> Upload:
+        old = self._catalog.upload(node.id)
+        begun_ns = old.begun_ns if old is not None and old.seq == node.seq and old.begun_ns else self._clock.wall_ns()
+        record = Upload(node.seq, UploadState.UPLOADING, begun_ns=begun_ns, seen_ns=self._seen(node, old))
+        noted_s = -math.inf
+
+        def begun(upload: writing.Upload) -> None:
+            nonlocal record
+            record = replace(record, resume=_encoder.encode(_Resume(point.site, upload)))
+            self._note(node, record)
+
+        def arrived(size: int) -> None:
+            nonlocal record, noted_s
+            record = replace(record, sent=record.sent + size)
+            self.counters["bytes"] += size
+            if self._clock.monotonic_s() - noted_s >= _NOTE_EVERY_S:
+                noted_s = self._clock.monotonic_s()
+                self._note(node, record)
+
+        def still_wanted() -> None:
+            self._journal_moved_on(node, path)
+
+        sender = self._sender(path, point)
+        sent = await sender.send(file, to, self._token(node, to), _resumed(old, node, point), begun, arrived, still_wanted)
+        self.counters["files"] += 1
+        return replace(
+            record,
+            state=UploadState.DONE,
+            at=At(to, sent.version),
+            sent=node.size,
+            done_ns=self._clock.wall_ns(),
+            resume=b"",
+            digest=sent.digest,
+            hash_s=file.hash_s,
+        )
+
+    def _journal_moved_on(self, node: Staged, path: LakePath) -> None:
+        """Raises:
+        Stale: the node has another content or another name by now.
+        """
+        self._take_in()
+        current = self._journal.nodes.get(node.id)
+        if current is None or current.seq != node.seq or self._journal.nodes.path(current) != path:
+            raise Stale(path, "was changed while it was uploaded")
+
+    def _seen(self, node: Staged, old: Upload | None) -> int:
+        return old.seen_ns if old is not None and old.seen_ns else self._seen_ns.get(node.id, self._clock.wall_ns())
+
+    def _token(self, node: Staged, to: SitePath) -> str:
+        """Return what tells this content at this path from every other upload of any host."""
+        content = (
+            f"{to}\0{self._host}\0{self._directory}\0{node.id}\0{node.seq}\0{node.content}\0{node.size}\0{node.mtime_ns}"
+        )
+        return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogateescape"))
+
+    def _sender(self, path: LakePath, point: MountPoint) -> Sender:
+        decision = self._decide(path)
+        rate, origin = decision.values.upload_bandwidth, decision.origins["upload_bandwidth"]
+        pace = self._paces.setdefault((point.site, str(origin)), Pace())
+
+        async def wait(size: int) -> None:
+            delay_s = pace.delay_s(self._clock.monotonic_s(), size, rate)
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+
+        return Sender(self._writers[point.site], self._limits, self._clock, self._parts, wait)
+
+
+class _Resume(msgspec.Struct, frozen=True, array_like=True):
+    """What is noted of an upload that has begun."""
+
+    site: SiteName
+    upload: writing.Upload
+
+
+_encoder = msgspec.msgpack.Encoder()
+_resume = msgspec.msgpack.Decoder(_Resume)
+
+
+def _resumed(old: Upload | None, node: Staged, point: MountPoint) -> writing.Upload | None:
+    """Return what an earlier try, of this process or another, had begun at this site."""
+    if old is None or not old.resume:
+        return None
+    try:
+        resume = _resume.decode(old.resume)
+    except msgspec.DecodeError:
+        return None
+    return resume.upload if resume.site == point.site else None
