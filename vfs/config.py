@@ -76,20 +76,36 @@ class WebHdfsSite(_Document, frozen=True, tag_field="kind", tag="webhdfs"):
     connections: int = 32
 
 
+class S3Site(_Document, frozen=True, tag_field="kind", tag="s3"):
+    """A bucket or a prefix of one, at Amazon's S3 or another store of its protocol.
+
+    Attributes:
+        url: "s3://bucket/prefix".
+        endpoint: "https://host:port" of a store that is not Amazon's.
+        region: from the environment where it is not said, else us-east-1.
+        credentials_file: an AWS shared credentials file; read again when the store rejects its keys. Without it: the
+            environment, the user's own credentials file, the machine's role.
+        profile: section of the credentials file.
+        anonymous: send no keys: for public buckets.
+    """
+
+    url: str
+    endpoint: str | None = None
+    region: str | None = None
+    credentials_file: str | None = None
+    profile: str = "default"
+    anonymous: bool = False
+
+
 class ArrowSite(_Document, frozen=True, tag_field="kind", tag="arrow"):
-    """Anything that pyarrow.fs opens: s3://, gs://, abfs://, hdfs://, file://.
+    """Anything else that pyarrow.fs opens: gs://, abfs://, hdfs://, file://.
 
     Attributes:
         url: as pyarrow.fs.FileSystem.from_uri takes it, with the root's path.
-        credentials_file: for s3://: an AWS shared credentials file; read again when the store rejects its keys. Without
-            it the standard chain of the store's client applies.
-        profile: section of `credentials_file`.
         threads: blocking calls at a time.
     """
 
     url: str
-    credentials_file: str | None = None
-    profile: str = "default"
     threads: int = 32
 
 
@@ -97,7 +113,7 @@ class MemorySite(_Document, frozen=True, tag_field="kind", tag="memory"):
     """Holds objects in the agent's memory: for tests and trials."""
 
 
-SiteConfig = LocalSite | HttpSite | WebHdfsSite | ArrowSite | MemorySite
+SiteConfig = LocalSite | HttpSite | WebHdfsSite | S3Site | ArrowSite | MemorySite
 
 
 class Mount(_Document, frozen=True):

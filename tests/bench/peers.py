@@ -32,7 +32,7 @@ def rclone(server: SeaweedFs, prefix: str, base: Path) -> Iterator[Path]:
         "provider": "Other",
         "access_key_id": ACCESS_KEY,
         "secret_access_key": SECRET_KEY,
-        "endpoint": f"http://{server.endpoint}",
+        "endpoint": server.endpoint,
         "region": REGION,
     }
     config = base / "rclone.conf"
@@ -58,7 +58,7 @@ def s3fs(server: SeaweedFs, prefix: str, base: Path) -> Iterator[Path]:
     keys.touch(mode=0o600)
     keys.write_text(f"{ACCESS_KEY}:{SECRET_KEY}\n")
     options = [
-        f"url=http://{server.endpoint}",
+        f"url={server.endpoint}",
         "use_path_request_style",
         f"passwd_file={keys}",
         f"use_cache={base / 'cache'}",

@@ -28,8 +28,9 @@ ROUNDS = 5
 OURS, LOCAL = "foremount", "foremount, local site"
 CONFIG = """
 [sites.s3]
-kind = "arrow"
+kind = "s3"
 url = "{url}"
+endpoint = "{endpoint}"
 credentials_file = "{{base}}/credentials"
 [sites.disk]
 kind = "local"
@@ -80,7 +81,7 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         (base / "credentials").write_text(
             f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
         )
-        lake = stack.enter_context(mounted(CONFIG.format(url=server.url("small")), base))
+        lake = stack.enter_context(mounted(CONFIG.format(url=server.url("small"), endpoint=server.endpoint), base))
         sides = {OURS: lake.root / "s3", LOCAL: lake.root / "disk", **peers(stack, server, base, outcome)}
         cold = measure_cold(sides, files, say)
         warm = {threads: measure_warm(sides, files, threads, say) for threads in THREADS}

@@ -80,7 +80,7 @@ def in_s3(request: pytest.FixtureRequest, own: Path) -> Place:
     server: SeaweedFs = request.getfixturevalue("seaweedfs")
     keys = own / "credentials"
     keys.write_text(f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
-    return S3Place(ArrowSite(NAME, server.url(own.name), credentials_file=str(keys)), server, own.name)
+    return S3Place(server.site(NAME, own.name, keys), server, own.name)
 
 
 REAL = pytest.mark.servers
@@ -98,7 +98,7 @@ REAL = pytest.mark.servers
         pytest.param(functools.partial(at_nginx, "html"), id="http-nginx-html", marks=REAL),
         pytest.param(with_manifest, id="http-manifest", marks=REAL),
         pytest.param(in_hdfs, id="webhdfs", marks=REAL),
-        pytest.param(in_s3, id="arrow-s3", marks=REAL),
+        pytest.param(in_s3, id="s3", marks=REAL),
     ]
 )
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:

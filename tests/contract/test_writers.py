@@ -15,7 +15,6 @@ from tests.servers.nginx import Nginx
 from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
 from vfs.errors import Corrupt, DirectoryNotEmpty, NotFound, Unavailable, Unsupported
 from vfs.model import Entry, Kind, SiteName, SitePath, Version
-from vfs.sites.arrow import ArrowSite
 from vfs.sites.faults import Cut
 from vfs.sites.faultywriter import FaultyWriter, Lost
 from vfs.sites.http import HttpSite
@@ -120,8 +119,9 @@ def in_s3(request: pytest.FixtureRequest, own: Path) -> Target:
     server: SeaweedFs = request.getfixturevalue("seaweedfs")
     keys = own / "credentials"
     keys.write_text(f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
-    site = ArrowSite(NAME, server.url(own.name), credentials_file=str(keys))
-    return Target(site, S3Writer(site, server.url(own.name), credentials_file=str(keys), part_bytes=S3_PART), S3_PART)
+    site = server.site(NAME, own.name, keys)
+    at = {"endpoint": server.endpoint, "credentials_file": str(keys)}
+    return Target(site, S3Writer(site, server.url(own.name), part_bytes=S3_PART, **at), S3_PART)
 
 
 @pytest.fixture(

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers.lifecycle import accepts, free_ports, program, running, wait_ready
+from vfs.model import SiteName
+from vfs.sites.s3 import S3Site
 
 START_S = 40
 ACCESS_KEY = "reader"
@@ -27,12 +29,15 @@ class SeaweedFs:
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.port}"
 
-    def url(self, path: str, **options: str) -> str:
-        """Return the address that `pyarrow.fs` takes for a path in the bucket, without keys."""
-        parameters = {"endpoint_override": self.endpoint, "scheme": "http", "region": REGION} | options
-        return f"s3://lake/{path}?" + "&".join(f"{name}={value}" for name, value in parameters.items())
+    def url(self, path: str) -> str:
+        """Return the address of a path in the bucket."""
+        return f"s3://lake/{path}"
+
+    def site(self, name: SiteName, path: str, keys: Path) -> S3Site:
+        """Return a site that reads below the path with the keys in a credentials file."""
+        return S3Site(name, self.url(path), endpoint=self.endpoint, credentials_file=str(keys))
 
     def filesystem(self, secret_key: str = SECRET_KEY) -> Any:
         """Return a `pyarrow.fs.S3FileSystem` that may write."""
@@ -42,7 +47,6 @@ class SeaweedFs:
             access_key=ACCESS_KEY,
             secret_key=secret_key,
             endpoint_override=self.endpoint,
-            scheme="http",
             region=REGION,
             allow_bucket_creation=True,
             allow_delayed_open=True,  # a small object is one request then, not a multipart upload

@@ -22,6 +22,7 @@ from vfs.sites.hdfsanswers import error_of
         (config.HttpSite(url="http://origin/lake"), "HttpSite"),
         (config.HttpSite(url="http://origin/lake", listing="manifest"), "ManifestSite"),
         (config.WebHdfsSite(url="http://namenode:9870"), "WebHdfsSite"),
+        (config.S3Site(url="s3://bucket/prefix"), "S3Site"),
         (config.ArrowSite(url="file:///data"), "ArrowSite"),
         (config.MemorySite(), "MemorySite"),
     ],

@@ -1,28 +1,23 @@
-"""Whatever pyarrow.fs opens, as a site: s3://, gs://, abfs://, hdfs://, file://.
+"""Whatever pyarrow.fs opens, as a site: gs://, abfs://, hdfs://, file://. (S3: see `s3.py`.)
 
 Every call blocks and runs in the site's own thread pool. Limits that pyarrow sets:
 - A listing is one call that returns all entries, 240 bytes each (measured 2026-11): 240 MB for a million. They are turned
   into ours a page at a time and let go of on the way; one listing of a site is fetched at a time.
-- Objects are told apart by size and modification time; FileInfo has no ETag. S3 and Azure state whole seconds at stat but
+- Objects are told apart by size and modification time; FileInfo has no ETag. Azure states whole seconds at stat but
   parts of seconds in listings, so whole seconds count there, and a file that is younger than two seconds by our clock gets
   generation 1 until it is seen again: see `http.py`.
 - There is no conditional read. Each piece is read, then the object's version is asked, then it is yielded: one small request
   more for each 4 MiB.
-- Errors of S3 come as OSError without errno; the SDK's name of the error in their text is all there is. It is a constant of
-  the SDK's error enumeration and is matched whole. The rest of the text is not repeated in our errors.
-
-Keys of S3 come from the standard chain, or from a shared credentials file, which is read again when they are rejected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from pyarrow import ArrowException, fs
 
@@ -34,34 +29,19 @@ from vfs.errors import (
     NotADirectory,
     NotFound,
     Stale,
-    Throttled,
     Unavailable,
     WrongAnswer,
 )
 from vfs.model import Entry, Kind, SiteName, SitePath, Version, join, split
-from vfs.sites.credentials import SecretFile
 from vfs.sites.httpanswers import RACY, RACY_S
 from vfs.sites.names import NameFilter
 from vfs.sites.protocol import Piece
-from vfs.sites.s3keys import S3Keys, parse_keys
 
 PAGE_ENTRIES = 1000
 PIECE_BYTES = 4 << 20
 T = TypeVar("T")
 
-_WHOLE_SECONDS = frozenset({"s3", "abfs"})
-_SDK_ERROR = re.compile(r"AWS Error ([A-Z0-9_]+)(?: \(HTTP status (\d+)\))? during ")
-_REJECTIONS = frozenset(
-    {
-        "ACCESS_DENIED", "CLIENT_SIGNATURE_MISMATCH", "EXPIRED_TOKEN", "INVALID_ACCESS_KEY_ID", "INVALID_CLIENT_TOKEN_ID",
-        "INVALID_SIGNATURE", "MISSING_AUTHENTICATION_TOKEN", "OPT_IN_REQUIRED", "REQUEST_EXPIRED", "REQUEST_TIME_TOO_SKEWED",
-        "SIGNATURE_DOES_NOT_MATCH", "UNRECOGNIZED_CLIENT", "VALIDATION",
-    }
-)  # fmt: skip
-_THROTTLES = frozenset({"SLOW_DOWN", "THROTTLING"})
-_S3_OPTIONS = frozenset({"region", "scheme", "endpoint_override"})
-
-
+_WHOLE_SECONDS = frozenset({"abfs"})
 _Found = list[fs.FileInfo]
 
 
@@ -69,7 +49,7 @@ class ArrowSite:
     """Serves what lies below the path of `url`.
 
     Attributes:
-        _opened: the file system, the path in it, and the keys that it was opened with; made on first use.
+        _opened: the file system and the path in it; made on first use.
     """
 
     def __init__(
@@ -77,8 +57,6 @@ class ArrowSite:
         name: SiteName,
         url: str,
         *,
-        credentials_file: str | None = None,
-        profile: str = "default",
         threads: int = 32,
         clock: Clock | None = None,
     ) -> None:
@@ -87,8 +65,7 @@ class ArrowSite:
         self._clock = clock or SystemClock()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"site-{name}")
         self._listing_turn = asyncio.Semaphore(1)
-        self._keys = SecretFile(credentials_file, lambda text: parse_keys(text, profile), name) if credentials_file else None
-        self._opened: tuple[fs.FileSystem, str, S3Keys | None] | None = None
+        self._opened: tuple[fs.FileSystem, str] | None = None
 
     @property
     def name(self) -> SiteName:
@@ -121,35 +98,17 @@ class ArrowSite:
         self._pool.shutdown(wait=False)
 
     async def _call(self, path: SitePath, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking function in the pool; try once more with the keys as they are now if the store rejects them."""
+        """Run a blocking function in the pool."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._with_keys, path, function, *args)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
         except (OSError, ArrowException) as exc:
             raise error_of(exc, f"{self._name}:{path}") from exc
 
-    def _with_keys(self, path: SitePath, function: Callable[..., T], *args: Any) -> T:
-        used = self._file_system()[2]
-        try:
-            return function(*args)
-        except OSError as exc:
-            if (
-                self._keys is None
-                or used is None
-                or not isinstance(error_of(exc, ""), Denied)
-                or not self._keys.renewed(used)
-            ):
-                raise
-        return function(*args)
-
-    def _file_system(self) -> tuple[fs.FileSystem, str, S3Keys | None]:
-        """Return the file system for the keys as they are now. Two threads may make one each; either is good."""
-        keys = self._keys.current() if self._keys else None
-        if self._opened is None or self._opened[2] != keys:
-            self._opened = (*open_url(self._url, keys, self._name), keys)
-        return self._opened
-
     def _locate(self, path: str) -> tuple[fs.FileSystem, str]:
-        file_system, root, _ = self._file_system()
+        """Return the file system and the path in it. Two threads may open one each at first; either is good."""
+        if self._opened is None:
+            self._opened = open_url(self._url, self._name)
+        file_system, root = self._opened
         return file_system, join(root.rstrip("/"), path) or "/"
 
     def _info(self, path: SitePath) -> fs.FileInfo:
@@ -207,32 +166,21 @@ class ArrowSite:
         return Entry(name, Kind.FILE, Version(info.size, mtime_ns, "", generation))
 
 
-def open_url(url: str, keys: S3Keys | None, site: str) -> tuple[fs.FileSystem, str]:
+def open_url(url: str, site: str) -> tuple[fs.FileSystem, str]:
     """Return the file system and the path in it.
-
-    Args:
-        keys: for s3:// only; None leaves it to the standard chain.
 
     Raises:
         InvalidConfig: the URL can't be used.
     """
-    if keys is None:
-        try:
-            found, root = fs.FileSystem.from_uri(url)
-        except (ValueError, ArrowException) as exc:
-            # the text of `exc` may quote keys that stand in the URL
-            raise InvalidConfig(f"sites.{site}.url", f"pyarrow can't open a {urlsplit(url).scheme}:// URL like this") from exc
-        return found, str(root)
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
-    if parts.scheme != "s3" or not options.keys() <= _S3_OPTIONS:
-        known = ", ".join(sorted(_S3_OPTIONS))
-        raise InvalidConfig(f"sites.{site}.url", "a credentials file belongs to an s3:// URL", f"known options: {known}")
-    store = fs.S3FileSystem(
-        access_key=keys.access_key, secret_key=keys.secret_key, session_token=keys.session_token, **options
-    )
-    _, root = fs.FileSystem.from_uri(f"mock:///{parts.hostname}{parts.path}")
-    return store, str(root).strip("/")
+    scheme = urlsplit(url).scheme
+    if scheme == "s3":
+        raise InvalidConfig(f"sites.{site}.kind", "reads s3:// no more", 'write kind = "s3"')
+    try:
+        found, root = fs.FileSystem.from_uri(url)
+    except (ValueError, ArrowException) as exc:
+        # the text of `exc` may quote keys that stand in the URL
+        raise InvalidConfig(f"sites.{site}.url", f"pyarrow can't open a {scheme}:// URL like this") from exc
+    return found, str(root)
 
 
 def error_of(exc: Exception, subject: str) -> ForemountError:
@@ -245,12 +193,4 @@ def error_of(exc: Exception, subject: str) -> ForemountError:
                 return Denied(subject)
             case _:
                 return Unavailable(subject, f"failed: {errno.errorcode.get(exc.errno, exc.errno)}")
-    matched = _SDK_ERROR.search(str(exc))
-    if matched is None:
-        return Unavailable(subject, f"failed: {type(exc).__name__}")
-    code, status = matched.groups()
-    if code in _REJECTIONS or status in ("401", "403"):
-        return Denied(subject, f"is refused: {code}", "check the site's credentials")
-    if code in _THROTTLES or status == "429":
-        return Throttled(subject)
-    return Unavailable(subject, f"failed: {code}")
+    return Unavailable(subject, f"failed: {type(exc).__name__}")

@@ -36,16 +36,22 @@ def build_site(name: SiteName, site: config.SiteConfig) -> Site:
                 token_file=site.token_file,
                 connections=site.connections,
             )
+        case config.S3Site():
+            from vfs.sites.s3 import S3Site
+
+            return S3Site(
+                name,
+                site.url,
+                endpoint=site.endpoint,
+                region=site.region,
+                credentials_file=site.credentials_file,
+                profile=site.profile,
+                anonymous=site.anonymous,
+            )
         case config.ArrowSite():
             from vfs.sites.arrow import ArrowSite
 
-            return ArrowSite(
-                name,
-                site.url,
-                credentials_file=site.credentials_file,
-                profile=site.profile,
-                threads=site.threads,
-            )
+            return ArrowSite(name, site.url, threads=site.threads)
         case config.MemorySite():
             from vfs.sites.memory import MemorySite
 
@@ -75,10 +81,17 @@ def build_writer(site: Site, settings: config.SiteConfig) -> SiteWriter | None:
 
             assert isinstance(site, WebHdfsSite)
             return WebHdfsWriter(site)
-        case config.ArrowSite() if settings.url.startswith("s3://"):
+        case config.S3Site(anonymous=False):
             from vfs.sites.s3writer import S3Writer
 
-            return S3Writer(site, settings.url, credentials_file=settings.credentials_file, profile=settings.profile)
+            return S3Writer(
+                site,
+                settings.url,
+                endpoint=settings.endpoint,
+                region=settings.region,
+                credentials_file=settings.credentials_file,
+                profile=settings.profile,
+            )
         case config.MemorySite():
             from vfs.sites.memory import MemorySite
             from vfs.sites.memorywriter import MemoryWriter

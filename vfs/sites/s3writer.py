@@ -22,7 +22,6 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from vfs.errors import (
     Corrupt,
@@ -40,6 +39,7 @@ from vfs.errors import (
 from vfs.model import Kind, SitePath, Version, join
 from vfs.sites.credentials import SecretFile
 from vfs.sites.protocol import Site
+from vfs.sites.s3 import bucket_and_root
 from vfs.sites.s3keys import S3Keys, parse_keys
 from vfs.sites.writing import Body, Upload, part_size, whole
 
@@ -73,6 +73,8 @@ class S3Writer:
         site: Site,
         url: str,
         *,
+        endpoint: str | None = None,
+        region: str | None = None,
         credentials_file: str | None = None,
         profile: str = "default",
         connections: int = 32,
@@ -84,12 +86,10 @@ class S3Writer:
         Raises:
             InvalidConfig: aiobotocore is not installed.
         """
-        parts = urlsplit(url)
         self._site = site
-        self._bucket = parts.hostname or ""
-        self._root = unquote(parts.path).strip("/")
-        self._options = dict(parse_qsl(parts.query))
-        self._url_keys = S3Keys(unquote(parts.username), unquote(parts.password or ""), None) if parts.username else None
+        self._bucket, self._root = bucket_and_root(url, site.name)
+        self._endpoint = endpoint
+        self._region = region
         self._keys = (
             SecretFile(credentials_file, lambda text: parse_keys(text, profile), site.name) if credentials_file else None
         )
@@ -224,21 +224,18 @@ class S3Writer:
         return await self._translated(path, ask(client))
 
     async def _current(self) -> tuple[Any, S3Keys | None]:
-        keys = self._keys.current() if self._keys else self._url_keys
+        keys = self._keys.current() if self._keys else None
         async with self._opening:
             if self._client is None or self._client[1] != keys:
                 self._client = await self._open(keys), keys
             return self._client
 
     async def _open(self, keys: S3Keys | None) -> Any:
-        session, config = await asyncio.to_thread(_prepare, self._connections, "endpoint_override" in self._options)
-        endpoint = self._options.get("endpoint_override")
-        if endpoint and "://" not in endpoint:
-            endpoint = f"{self._options.get('scheme', 'https')}://{endpoint}"
+        session, config = await asyncio.to_thread(_prepare, self._connections, self._endpoint is not None)
         client = session.create_client(
             "s3",
-            region_name=self._options.get("region"),
-            endpoint_url=endpoint,
+            region_name=self._region,
+            endpoint_url=self._endpoint,
             aws_access_key_id=keys and keys.access_key,
             aws_secret_access_key=keys and keys.secret_key,
             aws_session_token=keys and keys.session_token,
