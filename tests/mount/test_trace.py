@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.bench.checkpoint import write_checkpoint
 from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import WanOrigin
 from vfs.traces.parquet import Trace, load
@@ -47,6 +48,7 @@ def lake(wan_origin_server: WanOrigin) -> Iterator[Lake]:
     root.mkdir()
     for name in ("read", "again", "killed", "large", "ended", "busy"):
         (root / name).write_bytes(os.urandom(SIZE))
+    write_checkpoint(root / "step_1", layers=6, width=512, vocabulary=8000)
     with mounted(CONFIG.replace("URL", f"{wan_origin_server.url}/trace")) as lake:
         yield lake
 
@@ -189,6 +191,24 @@ def test_recording_ends_when_its_file_has_reached_its_size(lake: Lake, tmp_path:
         reader.join()
     assert said["ended"] == "the file has reached 1 B"
     assert said["events"] == len(load(str(path)))
+
+
+def test_replay_of_a_real_run_fetches_what_the_run_fetched(lake: Lake, wan_origin: WanOrigin, tmp_path: Path) -> None:
+    wan_origin.shape(rtt_ms=20, mbit=1000)
+    path = str(tmp_path / "run.parquet")
+    reader = (sys.executable, "-m", "tests.bench.read_tensors", str(lake.root / "step_1"), "--only", ".attn.")
+    foremount("trace", str(lake.root), "-o", path, "--", *reader)
+    document = tmp_path / "off.toml"
+    document.write_text('format = 1\n[[rules]]\nname = "off"\nmatch = {}\nset = { prefetch = "off" }\n')
+    said = json.loads(foremount("replay", path, "--policy", str(document), "--json").stdout)
+    measured, replayed, off = said["runs"]
+    assert len(load(path).layouts) == 2
+    assert measured["reads"] == replayed["reads"] == off["reads"] > 96
+    assert measured["wanted_bytes"] == replayed["wanted_bytes"]
+    assert abs(replayed["fetched_bytes"] - measured["fetched_bytes"]) < 0.1 * measured["fetched_bytes"]
+    assert off["hit_rate"] < min(measured["hit_rate"], replayed["hit_rate"])
+    assert off["prefetched_bytes"] == 0
+    assert off["wait_s"] > 2 * replayed["wait_s"]
 
 
 def test_exit_status_is_that_of_the_command(lake: Lake, tmp_path: Path) -> None:

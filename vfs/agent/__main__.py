@@ -148,7 +148,15 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         server = WorkerServer(
             metadata, objects, store, on_reads=prefetcher.reads, on_used=accounts.take_nowait, uploads=uploads
         )
-        traces = Traces(server, loaded, documents, lines=fetcher.lines, layouts=prefetcher.layouts, spawn=tasks.spawn)
+        traces = Traces(
+            server,
+            loaded,
+            documents,
+            lines=fetcher.lines,
+            counters=fetcher.counters,
+            layouts=prefetcher.layouts,
+            spawn=tasks.spawn,
+        )
         prefetcher.on_layout = traces.layout_known
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}

@@ -109,7 +109,7 @@ class Prefetcher:
             such windows beyond it: four times, and a page more, of what nobody asked for.
 
     Attributes:
-        on_layout: called with each layout that was read.
+        on_layout: called with each layout that was read, and what was known of its reading.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Prefetcher:
         self._knobs = PredictionKnobs(around_bytes=read_ahead, ahead_bytes=5 * read_ahead)
         self._spawn = spawn
         self._readers: dict[ObjectKey, _Reader] = {}
-        self.on_layout: Callable[[Identity, Layout], None] = lambda *_: None
+        self.on_layout: Callable[[Identity, Layout, Learned | None], None] = lambda *_: None
 
     def opened(self, identity: Identity, path: LakePath) -> None:
         """An object was opened: begin to read its layout where its name promises one, or all of it."""
@@ -187,11 +187,11 @@ class Prefetcher:
             facts |= {"by": "streams", "window": streams.window, "prefetched_bytes": streams.prefetched_bytes}
         return facts | {"unread_bytes": reader.unread_bytes}
 
-    def layouts(self) -> Iterator[tuple[Identity, Layout]]:
-        """Yield the layouts of open objects, as far as they are known."""
+    def layouts(self) -> Iterator[tuple[Identity, Layout, Learned | None]]:
+        """Yield the layouts of open objects, as far as they are known, and what is known of their reading."""
         for reader in self._readers.values():
             if reader.prediction is not None:
-                yield reader.identity, reader.prediction.layout
+                yield reader.identity, reader.prediction.layout, self._lessons.find(reader.identity)
 
     def _fetch(self, key: ObjectKey, ahead: Sequence[Range]) -> None:
         if ahead:
@@ -203,7 +203,7 @@ class Prefetcher:
             layout = await self._layouts.find(reader.identity, reader.path)
             taught = self._lessons.find(reader.identity)
             reader.prediction = Prediction(layout, learned=taught, whole=_reads_all(taught), knobs=self._knobs)
-            self.on_layout(reader.identity, layout)
+            self.on_layout(reader.identity, layout, taught)
         except NoLayout as exc:
             log.warning("%s: read as plain bytes: %s", reader.identity.path, exc.reason)
         except ForemountError as exc:

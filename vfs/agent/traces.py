@@ -15,8 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from vfs import __version__, wire
 from vfs.agent.server import WorkerServer
 from vfs.checkpoints.layout import Layout
+from vfs.checkpoints.learned import Learned
 from vfs.config import Config, LocalSite
 from vfs.errors import Busy
+from vfs.extents.counters import FetchCounters
 from vfs.extents.layout import Identity
 from vfs.extents.link import LineFacts
 from vfs.model import SiteName, object_key
@@ -46,13 +48,16 @@ class Traces:
         policies: PolicyStore,
         *,
         lines: Callable[[], Iterable[LineFacts]],
-        layouts: Callable[[], Iterable[tuple[Identity, Layout]]],
+        counters: FetchCounters,
+        layouts: Callable[[], Iterable[tuple[Identity, Layout, Learned | None]]],
         spawn: Callable[[Awaitable[None]], None],
     ) -> None:
         self._server = server
         self._config = config
         self._policies = policies
         self._lines = lines
+        self._counters = counters
+        self._before = (0, 0)
         self._layouts = layouts
         self._spawn = spawn
         self._queue: asyncio.Queue[Said] | None = None
@@ -69,18 +74,19 @@ class Traces:
         if self._queue is not None:
             raise Busy("trace", "another recording of this mount goes on", "wait for it, or end the other `foremount trace`")
         queue = self._queue = asyncio.Queue(_QUEUE_MAX)
+        self._before = self._counters.fetches, self._counters.fetched_bytes
         try:
             yield Said(setting=self._setting())
             self._greet()
             log.info("recording what is read")
-            for identity, layout in list(self._layouts()):
-                self.layout_known(identity, layout)
+            for known in list(self._layouts()):
+                self.layout_known(*known)
             done = False
             while not done:
                 try:
                     said = await asyncio.wait_for(queue.get(), _LINES_EVERY_S)
                 except TimeoutError:
-                    said = Said(lines=self._measured())
+                    said = self._measured()
                 done = said.done
                 yield said
         finally:
@@ -94,18 +100,19 @@ class Traces:
         if queue is None:
             return False
         if not self._server.tell(wire.Tracing(on=False)):
-            await queue.put(Said(lines=self._measured(), done=True))
+            await queue.put(self._measured(done=True))
         else:
             asyncio.get_running_loop().call_later(_LAST_S, self._give_up, queue)
         return True
 
-    def layout_known(self, identity: Identity, layout: Layout) -> None:
+    def layout_known(self, identity: Identity, layout: Layout, learned: Learned | None) -> None:
         """A file's layout was read."""
         if self._queue is not None and len(layout) <= _MEMBERS_MAX:
-            self._spawn(self._pack(identity, layout))
+            self._spawn(self._pack(identity, layout, learned))
 
-    async def _pack(self, identity: Identity, layout: Layout) -> None:
-        packed = await asyncio.to_thread(pack, object_key(identity.site, identity.path, identity.version), layout)
+    async def _pack(self, identity: Identity, layout: Layout, learned: Learned | None) -> None:
+        key = object_key(identity.site, identity.path, identity.version)
+        packed = await asyncio.to_thread(pack, key, layout, learned)
         self._put(Said(layout=packed))
 
     def _greet(self) -> None:
@@ -117,7 +124,7 @@ class Traces:
         self._lost = 0
         self._put(said)
         if traced.last:
-            self._put(Said(lines=self._measured(), done=True))
+            self._put(self._measured(done=True))
 
     def _put(self, said: Said) -> None:
         queue = self._queue
@@ -132,10 +139,17 @@ class Traces:
 
     def _give_up(self, queue: asyncio.Queue[Said]) -> None:
         if self._queue is queue:
-            self._put(Said(lines=self._measured(), done=True))
+            self._put(self._measured(done=True))
 
-    def _measured(self) -> dict[SiteName, Line]:
-        return {line.site: Line(line.seen.ttfb_s, line.seen.bytes_per_s, line.seen.window) for line in self._lines()}
+    def _measured(self, *, done: bool = False) -> Said:
+        seen = {line.site: Line(line.seen.ttfb_s, line.seen.bytes_per_s, line.seen.window) for line in self._lines()}
+        requests, fetched_bytes = self._before
+        return Said(
+            lines=seen,
+            requests=self._counters.fetches - requests,
+            fetched_bytes=self._counters.fetched_bytes - fetched_bytes,
+            done=done,
+        )
 
     def _setting(self) -> Setting:
         sites = self._config.sites

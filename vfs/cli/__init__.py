@@ -24,6 +24,7 @@ _COMMANDS = {
     "evict": ("vfs.cli.paths:evict", "Drop the local copy of files and trees."),
     "verify": ("vfs.cli.paths:verify", "Read the cache against its digests and drop what is broken."),
     "trace": ("vfs.cli.trace:trace", "Record what is opened and read on a live mount."),
+    "replay": ("vfs.cli.replay:replay", "Try another policy or configuration on a recorded run."),
     "doctor": ("vfs.cli.doctor:doctor", "Check the host, and a live mount against what frameworks need."),
     "config": ("vfs.cli.config:config", "Check a configuration file."),
     "policy": ("vfs.cli.policy:policy", "Check and ask the policy documents."),

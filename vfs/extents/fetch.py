@@ -25,6 +25,7 @@ import msgspec
 from vfs import usage
 from vfs.clock import Clock
 from vfs.errors import ForemountError, NoSpace, NotFound, Stale, Unavailable
+from vfs.extents.blocks import Blocks
 from vfs.extents.budget import Budget, Priority
 from vfs.extents.coalesce import coalesce
 from vfs.extents.counters import FetchCounters
@@ -35,7 +36,6 @@ from vfs.extents.limits import FetchLimits
 from vfs.extents.link import LineFacts
 from vfs.extents.placement import Ranked, Serving
 from vfs.extents.requests import Requests
-from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, object_key
 from vfs.sites.protocol import Site
 from vfs.usage import Cause
@@ -63,8 +63,8 @@ class Fetcher:
 
     def __init__(
         self,
-        store: Store,
-        spill: Store,
+        store: Blocks,
+        spill: Blocks,
         sites: Mapping[SiteName, Site],
         *,
         local: Collection[SiteName] = (),

@@ -16,12 +16,12 @@ from typing import ParamSpec, TypeVar
 
 from vfs.clock import Clock
 from vfs.errors import Corrupt, ForemountError, NoSpace, NotFound, Unavailable, Unsupported
+from vfs.extents.blocks import Blocks
 from vfs.extents.counters import FetchCounters
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
 from vfs.extents.reader import CachedObject
-from vfs.extents.store import Store
 from vfs.model import ObjectKey
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Homes:
         spill: the same layout in memory.
     """
 
-    def __init__(self, cache: Store, spill: Store, *, clock: Clock, limits: FetchLimits, counters: FetchCounters) -> None:
+    def __init__(self, cache: Blocks, spill: Blocks, *, clock: Clock, limits: FetchLimits, counters: FetchCounters) -> None:
         self.cache = cache
         self.spill = spill
         self._clock = clock
@@ -54,7 +54,7 @@ class Homes:
 
     # Objects
 
-    async def prepare(self, identity: Identity) -> Store:
+    async def prepare(self, identity: Identity) -> Blocks:
         """Return the store that has the object's files now: the cache, or the spill where the cache can't.
 
         Raises:
@@ -129,7 +129,7 @@ class Homes:
         ended: asyncio.Future[None] = loop.create_future()
         write = loop.run_in_executor(self._writers, self._put, fetched.home, fetched.identity, fetched.key, first, body)
 
-        def done(write: asyncio.Future[tuple[Store, ForemountError | None]]) -> None:
+        def done(write: asyncio.Future[tuple[Blocks, ForemountError | None]]) -> None:
             if ended.cancelled() or write.cancelled():
                 ended.cancel()
                 return
@@ -174,7 +174,7 @@ class Homes:
             self._bypass(fetched.identity, reason)
             self._move(fetched, self.spill)
 
-    def _move(self, fetched: FetchedObject, home: Store) -> None:
+    def _move(self, fetched: FetchedObject, home: Blocks) -> None:
         """Let the object's blocks go to another store from now on; atomic."""
         self.let_go(fetched)
         fetched.home = home
@@ -188,8 +188,8 @@ class Homes:
         self._cache_retry_s = self._clock.monotonic_s() + self._limits.store_retry_s
 
     def _put(
-        self, home: Store, identity: Identity, key: ObjectKey, first: int, body: memoryview
-    ) -> tuple[Store, ForemountError | None]:
+        self, home: Blocks, identity: Identity, key: ObjectKey, first: int, body: memoryview
+    ) -> tuple[Blocks, ForemountError | None]:
         """Write blocks; returns the store that took them, and why it is not `home`. In a thread."""
         try:
             home.write_blocks(key, first, body)

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vfs.errors import ForemountError
+from vfs.extents.blocks import Blocks
 from vfs.extents.budget import Priority, Ticket
 from vfs.extents.layout import Identity
 from vfs.extents.placement import Serving
-from vfs.extents.store import Store
 from vfs.model import ObjectKey
 from vfs.usage import Cause
 
@@ -124,7 +124,7 @@ class FetchedObject:
     identity: Identity
     key: ObjectKey
     sources: list[Identity]
-    home: Store
+    home: Blocks
     serving: Serving = field(default_factory=Serving)
     holding: bool = False
     holds: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +16,7 @@ from vfs.config import Config, Limits
 from vfs.model import LakePath, SiteName
 from vfs.policy.engine import Decision, Origin, RuleSet, decide
 from vfs.policy.facts import KNOWN, Access, Facts, Match
-from vfs.policy.store import PolicyStore
+from vfs.policy.store import PolicySet, PolicyStore
 from vfs.policy.values import DEFAULTS, Values, comes_with, settings_of
 from vfs.policy.written import Staleness, StalenessKind, duration_text
 
@@ -52,6 +53,13 @@ def open_store(loaded: Config, config_path: str, *, last_good: str | None = None
     )
 
 
+class Documents(Protocol):
+    """Where the set in force is found: a `PolicyStore`, or one set for good."""
+
+    @property
+    def current(self) -> PolicySet: ...
+
+
 class InForce:
     """Answers by path.
 
@@ -59,7 +67,7 @@ class InForce:
         host: name of this host, for rules that match one.
     """
 
-    def __init__(self, store: PolicyStore, host: str | None = None) -> None:
+    def __init__(self, store: Documents, host: str | None = None) -> None:
         self._store = store
         self._host = socket.gethostname() if host is None else host
 

@@ -9,8 +9,10 @@ Memory: one row group of rows (3 MiB), the names of at most `FILES_MAX` files, a
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -22,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vfs.errors import ForemountError, NoSpace, NotFound, Unavailable
+from vfs.extents.spans import Spans
 from vfs.model import LakePath, SiteName, Version
 from vfs.traces.recording import Line, PackedLayout, Said, Setting
 from vfs.traces.records import RECORD, How
@@ -59,7 +62,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rows: events that are in it.
-        lost: events that happened and are not.
+        requests, fetched_bytes: to sites and from them while it was recorded; since the last gap where there was one.
+        lost: events that happened and are not in it.
         gaps: times that the agent was started again, during which nothing was recorded.
         layouts_left_out: layouts that were too large to be kept; their files are replayed as plain bytes.
     """
@@ -68,6 +72,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting
     lines: dict[SiteName, Line]
     rows: int
+    requests: int
+    fetched_bytes: int
     lost: int
     gaps: int = 0
     layouts_left_out: int = 0
@@ -90,6 +96,7 @@ class TraceWriter:
         self._parquet = pq.ParquetWriter(self._file, _SCHEMA, compression="zstd")
         self._setting: Setting | None = None
         self._lines: dict[SiteName, Line] = {}
+        self._fetched = (0, 0)
         self._files: OrderedDict[tuple[int, int], tuple[LakePath, Version]] = OrderedDict()
         self._pending: list[tuple[int, npt.NDArray[np.void]]] = []
         self._pending_rows = 0
@@ -110,7 +117,9 @@ class TraceWriter:
         """
         self.gaps += said.setting is not None and self._setting is not None
         self._setting = said.setting or self._setting
-        self._lines |= said.lines
+        if said.lines:
+            self._lines |= said.lines
+            self._fetched = said.requests, said.fetched_bytes
         self.lost += said.lost
         for number, path, version in said.files:
             self._files[said.worker, number] = path, version
@@ -142,6 +151,8 @@ class TraceWriter:
             setting=self._setting,
             lines=self._lines,
             rows=self.rows,
+            requests=self._fetched[0],
+            fetched_bytes=self._fetched[1],
             lost=self.lost,
             gaps=self.gaps,
             layouts_left_out=self._layouts_left_out,
@@ -161,6 +172,8 @@ class TraceWriter:
 
     def discard(self) -> None:
         """Remove what was written."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # what it can't finish is not wanted
+            self._parquet.close()
         self._file.close()
         os.unlink(self._partial)
 
@@ -236,6 +249,14 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.at_ns)
+
+    def wanted_bytes(self, files: Collection[int]) -> int:
+        """Return the distinct bytes that were read of these files (indices)."""
+        spans = [Spans() for _ in self.files]
+        for index in np.flatnonzero(np.isin(self.how, (How.HIT, How.FETCHED)) & (self.length > 0)):
+            offset = int(self.offset[index])
+            spans[self.file[index]].add(offset, offset + int(self.length[index]))
+        return sum(spans[file].total for file in files)
 
 
 def load(path: str) -> Trace:
