@@ -9,10 +9,10 @@ import pytest
 from vfs import config
 from vfs.errors import Denied
 from vfs.model import SiteName
-from vfs.sites.arrow import parse_keys
 from vfs.sites.build import build_site
 from vfs.sites.credentials import SecretFile, parse_headers, parse_token
 from vfs.sites.hdfsanswers import error_of
+from vfs.sites.s3keys import parse_keys
 
 
 @pytest.mark.parametrize(
