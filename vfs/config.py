@@ -364,8 +364,10 @@ def can_be_written(site: SiteConfig) -> bool:
     match site:
         case HttpSite(writes=writes, listing=listing):
             return writes != "no" and listing == "autoindex"
-        case ArrowSite(url=url):
-            return url.startswith("s3://")
+        case S3Site(anonymous=anonymous):
+            return not anonymous
+        case ArrowSite():
+            return False
         case _:
             return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from tests.lake import Lake, mounted, wait_until, why_no_mount
 from tests.servers.nginx import Nginx
-from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
+from tests.servers.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 pytestmark = [
     pytest.mark.mount,
@@ -194,8 +195,10 @@ def test_s3_gets_a_file_in_parts(seaweedfs: SeaweedFs, tmp_path: Path) -> None:
     config = f"""
 policies = ["policy.toml"]
 [sites.s3]
-kind = "arrow"
+kind = "s3"
 url = "{seaweedfs.url(tmp_path.name)}"
+endpoint = "{seaweedfs.endpoint}"
+region = "{REGION}"
 credentials_file = "{keys}"
 [[mounts]]
 prefix = "lake"
@@ -212,3 +215,30 @@ directory = "{{base}}/cache"
             assert stored.read() == body
         keys.write_text(keys.read_text().replace(SECRET_KEY, "wrong"))
         write(lake.root / "lake/remote/small", b"the keys in memory still hold", sync=True)
+
+
+INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+
+
+def test_on_two_hosts_a_marker_is_never_there_before_its_shards_can_be_read(nginx: Nginx) -> None:
+    """The second host looks all the time, and what it has seen it believes for a second: shards and marker out of step."""
+    with dav_lake(nginx, "hosts", "1s") as (first, _), dav_lake(nginx, "hosts", "1s") as (second, _):
+        for step in range(5):
+            there = second.root / f"lake/step_{step}"
+            index = there / "model.safetensors.index.json"
+            shards = {there / f"model-{number}.safetensors": BIG[: 300_000 + number] for number in (1, 2)}
+
+            def found(index: Path = index, shards: dict[Path, bytes] = shards) -> bool:
+                """Look for the shards first: when the marker is there, that they were not has just been seen."""
+                absent = [shard for shard in shards if not shard.exists()]
+                if not index.exists():
+                    return False
+                assert all(shard.read_bytes() == body for shard, body in shards.items()), absent
+                return True
+
+            assert not found()
+            here = first.root / f"lake/step_{step}"
+            write(here / index.name, json.dumps(INDEX).encode())
+            for shard, body in shards.items():
+                write(here / shard.name, body)
+            wait_until(found, "the marker on the second host", 20)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vfs import wire
+from vfs.checkpoints.commit import rule_for
 from vfs.clock import Clock
 from vfs.errors import ForemountError, NotADirectory, NotFound, Unavailable
-from vfs.model import Entry, Kind, LakePath, SiteName, Version, split
+from vfs.model import Entry, Kind, LakePath, SiteName, Version, join, split
 from vfs.namespace.catalog import CatalogWriter, Known, Listing
 from vfs.namespace.mounts import MountPoint, MountTable
 from vfs.sites.protocol import Site
@@ -57,6 +58,7 @@ class Metadata:
     Args:
         ttl_s: how long the names in a directory are believed.
         version_ttl_s: how long a file of this path and size is believed to be still the same version.
+        commits: whether a file of this path is a commit marker.
 
     Invariant: a directory has at most one run; a run that failed or finished is not in `_runs`.
     """
@@ -71,6 +73,7 @@ class Metadata:
         ttl_s: Callable[[LakePath], float],
         version_ttl_s: Callable[[LakePath, int], float],
         spawn: Callable[[Awaitable[None]], None],
+        commits: Callable[[LakePath], bool] = lambda path: rule_for(path) is not None,
     ) -> None:
         self._mounts = mounts
         self._sites = sites
@@ -79,9 +82,10 @@ class Metadata:
         self._ttl_s = ttl_s
         self._version_ttl_s = version_ttl_s
         self._spawn = spawn
+        self._commits = commits
         self._runs: dict[LakePath, _Run] = {}
         self._lookups: OrderedDict[LakePath, int] = OrderedDict()
-        self._stats: dict[LakePath, asyncio.Future[Entry | None]] = {}
+        self._stats: dict[LakePath, tuple[int, asyncio.Future[Entry | None]]] = {}
         self._resting_until_s: dict[SiteName, float] = {}
 
     async def stat(self, path: LakePath) -> Entry | None:
@@ -99,10 +103,11 @@ class Metadata:
             found, entry = await self._stat_by_listing(parent, path, believed_s)
             if found:
                 return entry
-        under_way = self._stats.get(path)
-        if under_way is None:
-            under_way = self._stats[path] = asyncio.ensure_future(self._stat(point, path))
-            under_way.add_done_callback(lambda _: self._stats.pop(path, None))
+        begun_ns, under_way = self._stats.get(path, (0, None))
+        if under_way is None or begun_ns <= self._catalog.doubted_ns(path):
+            under_way = asyncio.ensure_future(self._stat(point, path))
+            mine = self._stats[path] = self._clock.wall_ns(), under_way
+            under_way.add_done_callback(lambda _: self._stats.get(path) is mine and self._stats.pop(path))
         return await asyncio.shield(under_way)
 
     def _believed_s(self, parent: LakePath, path: LakePath) -> float:
@@ -154,6 +159,7 @@ class Metadata:
         point = self._point(path)
         try:
             async for page in self._site(point).list(point.site_path(path)):
+                self._doubt_if_commits(path, page)
                 run.listing = self._catalog.extend_listing(path, run.listing, page, self._clock.wall_ns())
                 run.advance()
             run.listing = self._catalog.complete_listing(path, run.listing)
@@ -201,6 +207,8 @@ class Metadata:
         known, listing = self._catalog.known(path), self._catalog.listing(parent)
         if listing is None or listing.generation != listed.generation:
             return False, None  # replaced before we had our turn: its silence says nothing any more
+        if listing.begun_ns <= self._catalog.doubted_ns(parent):
+            return False, None
         if known is not None and (known.generation == listed.generation or known.seen_ns >= listing.begun_ns):
             return True, known.entry
         return listed.complete, None
@@ -213,6 +221,7 @@ class Metadata:
         """
         if not must and self._catalog.known(path) is not None:
             self._refuse_while_resting(point.site, path)
+        asked_ns = self._clock.wall_ns()  # the answer may be as old as the question
         try:
             entry: Entry | None = await self._site(point).stat(point.site_path(path))
         except NotFound:
@@ -222,8 +231,22 @@ class Metadata:
         except ForemountError as exc:
             self._note(point.site, exc)
             raise
-        self._catalog.put(path, Known(entry, self._clock.wall_ns()))
+        if entry is not None:
+            self._doubt_if_commits(LakePath(split(path)[0]), [entry])
+        self._catalog.put(path, Known(entry, asked_ns))
         return entry
+
+    def _doubt_if_commits(self, directory: LakePath, entries: Sequence[Entry]) -> None:
+        """Before a commit marker is shown that was not there: doubt what is known of the names that it may vouch for.
+
+        Its files are at the origin since before it was; that they were not there is what was seen earlier.
+        """
+        for entry in entries:
+            path = LakePath(join(directory, entry.name))
+            if entry.kind is Kind.FILE and self._commits(path):
+                known = self._catalog.known(path)
+                if known is None or known.entry is None or known.entry.version != entry.version:
+                    self._catalog.doubt(directory, self._clock.wall_ns())
 
     def _refuse_while_resting(self, site: SiteName, path: LakePath) -> None:
         if self._clock.monotonic_s() < self._resting_until_s.get(site, 0.0):
@@ -240,6 +263,8 @@ class Metadata:
 
     def _is_fresh(self, path: LakePath, listing: Listing, believed_s: float | None = None) -> bool:
         believed_s = self._ttl_s(path) if believed_s is None else believed_s
+        if listing.begun_ns <= self._catalog.doubted_ns(path):
+            return False
         return self._clock.wall_ns() - listing.begun_ns < believed_s * 1e9
 
     def _point(self, path: LakePath) -> MountPoint:

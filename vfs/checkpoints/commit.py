@@ -23,9 +23,7 @@ from vfs.model import join, split
 
 BODY_BYTES_MAX = 64 << 20
 """Markers that say more than this are taken for what lies beside them: the metadata of some 300,000 tensors fits."""
-_STEP = re.compile(
-    r"(?:^|[^a-z])(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch)[_-]?0*([0-9]{1,15})(?![0-9])", re.I
-)
+_STEP = re.compile(r"(?:^|[^a-z])(?:global_step|step|iter|iteration|checkpoint|ckpt)[=_-]?0*([0-9]{1,15})(?![0-9])", re.I)
 _TAG = re.compile(r"[^/\0\n]{1,200}")
 TRACKER = "latest_checkpointed_iteration.txt"
 

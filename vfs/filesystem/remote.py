@@ -108,6 +108,8 @@ class RemoteTree:
             return None  # a later listing did not have it
         if self._age_s(known.seen_ns) >= self._believed_s(path, known.entry):
             return None
+        if known.seen_ns <= self._catalog.doubted_ns(path):
+            return None
         if known.entry is None:
             raise NotFound(path)
         return self._node(path, known.entry, known.seen_ns)
@@ -129,6 +131,8 @@ class RemoteTree:
         return listing is not None and listing.complete and self._is_current(path, listing)
 
     def _is_current(self, path: LakePath, listing: Listing) -> bool:
+        if listing.begun_ns <= self._catalog.doubted_ns(path):
+            return False
         return self._age_s(listing.begun_ns) < self._policy.listing_ttl_s(path, self._point.site)
 
     def _node(self, path: LakePath, entry: Entry, seen_ns: int | None = None) -> Node:

@@ -9,6 +9,7 @@ being served while the agent or the origin is away. One transaction for each cal
     learned    hash of a name that the caller makes up  -> bytes that the caller understands
     uploads    id of a staged node                      -> Upload (`staged.py`); "serial" -> counts its changes
     commits    directory hash + when, ns                -> Manifest of a checkpoint; never changed
+    doubts     directory hash                           -> what was known below it earlier than this, ns, is to be asked again
 
 A listing is numbered in the order in which it arrived, under a generation of its own: a reader that stands in the middle of
 one is not disturbed by the next. The previous generation is kept until another one is complete.
@@ -83,7 +84,7 @@ class Catalog:
         """Return whether the catalog is there, after trying to open it."""
         try:
             env = lmdb.open(
-                self._directory, map_size=_MAP_BYTES, max_dbs=6, max_readers=_READERS_MAX, readonly=True, create=False
+                self._directory, map_size=_MAP_BYTES, max_dbs=7, max_readers=_READERS_MAX, readonly=True, create=False
             )
             env.reader_check()  # slots of workers that were killed: they hold back free pages, and there are only so many
             self._use(env, create=False)
@@ -96,6 +97,7 @@ class Catalog:
         self._listings = env.open_db(b"listings", create=create)
         self._order = env.open_db(b"order", create=create)
         self._uploads = env.open_db(b"uploads", create=create)
+        self._doubts = env.open_db(b"doubts", create=create)
         self._lessons = env.open_db(b"learned") if create else None
         self._commits = env.open_db(b"commits") if create else None
         self._env = env
@@ -143,6 +145,16 @@ class Catalog:
                 found.append(_known.decode(raw).entry if raw is not None else None)
         return found
 
+    def doubted_ns(self, path: LakePath) -> int:
+        """Return the time before which nothing that is known of `path`, or of names in it, may be believed; 0: all may."""
+        if self._env is None and not self._reopen():
+            return 0
+        with self._env.begin(db=self._doubts) as txn:
+            if not txn.stat(self._doubts)["entries"]:
+                return 0
+            found = [txn.get(_directory(above), default=b"") for above in _from_root(path)]
+        return max(int.from_bytes(each, "big") for each in found)
+
     def uploads_serial(self) -> int:
         """Return a number that is another one whenever a record of an upload has changed."""
         if self._env is None and not self._reopen():
@@ -172,7 +184,7 @@ class CatalogWriter(Catalog):
     def __init__(self, directory: str) -> None:
         self._directory = directory
         env = lmdb.open(
-            directory, map_size=_MAP_BYTES, max_dbs=6, max_readers=_READERS_MAX, sync=False, metasync=False,
+            directory, map_size=_MAP_BYTES, max_dbs=7, max_readers=_READERS_MAX, sync=False, metasync=False,
             writemap=True, map_async=True,
         )  # fmt: skip
         env.reader_check()  # slots of processes that were killed
@@ -254,6 +266,11 @@ class CatalogWriter(Catalog):
             txn.delete(_upload_key(node_id))
             self._count_change(txn)
 
+    def doubt(self, path: LakePath, now_ns: int) -> None:
+        """Believe nothing any more that is known of names below directory `path`: its origin has something new."""
+        with self._env.begin(write=True, db=self._doubts) as txn:
+            txn.put(_directory(path), now_ns.to_bytes(8, "big"))
+
     def put_manifest(self, manifest: Manifest) -> None:
         """Keep what a checkpoint consists of; another commit of the same path is another manifest."""
         key = _directory(manifest.path) + manifest.committed_ns.to_bytes(8, "big")
@@ -300,6 +317,12 @@ def _is_gone(known: Known, listing: Listing) -> bool:
 
 def _upload_key(node_id: int) -> bytes:
     return node_id.to_bytes(8, "big")
+
+
+def _from_root(path: str) -> list[str]:
+    """Return the directories that lead to a path, and itself."""
+    parts = path.split("/") if path else []
+    return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
 
 
 def _directory(path: str) -> bytes:
