@@ -108,6 +108,16 @@ def test_whole_files_of_which_little_is_read_amplify(tmp_path: Path) -> None:
     assert off.amplification == 1.0
 
 
+def test_policy_says_how_large_requests_are(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t", sequential(FILE, SIZE), size=SIZE)
+    sized = 'format = 1\n[[rules]]\nname = "sized"\nmatch = {}\nset = { prefetch = "whole", fetch_size = "SIZE" }\n'
+    small, large = (
+        replay(trace, under_policy(trace, [document(tmp_path, sized.replace("SIZE", size))]))
+        for size in ("512KiB..512KiB", "8MiB..8MiB")
+    )
+    assert (small.requests, large.requests) == (64, 4)
+
+
 def test_two_replays_are_equal(tmp_path: Path) -> None:
     events = sorted(sequential("a", SIZE, thread=1) + sequential("b", SIZE, thread=2))
     trace = write(tmp_path / "t", events, size=SIZE)

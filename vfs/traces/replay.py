@@ -145,7 +145,7 @@ class _Player:
         self._store = store
         self._sites = sites
         self._loop = asyncio.get_running_loop()
-        rules = PathRules(InForce(_Fixed(scenario.policy), host=trace.meta.setting.host), scenario.mounts)
+        rules = self._rules = PathRules(InForce(_Fixed(scenario.policy), host=trace.meta.setting.host), scenario.mounts)
         self._files = [_file(path, version, scenario.mounts, rules) for path, version in trace.files]
         known = _layouts(trace, self._files)
         self._layouts = _RecordedLayouts(fetcher, {key: unpack(packed) for key, packed in known.items()})
@@ -217,7 +217,7 @@ class _Player:
         if file.identity is None or file.is_open:
             return
         file.is_open = True
-        await self._fetcher.hold(file.identity)
+        await self._fetcher.hold(file.identity, serving=self._rules.serving(file.path, file.identity.version.size))
         self._prefetcher.opened(file.identity, file.path)
 
     def _close(self, file: _File) -> None:
