@@ -148,6 +148,26 @@ def test_small_file_is_opened_again_without_a_file_or_a_message(running: Agent, 
     run_worker(running.base, text, body)
 
 
+def test_first_read_of_a_small_file_is_no_trouble(
+    running: Agent, text: str, wan_origin: WanOrigin, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    async def body(worker: Worker) -> None:
+        ino = await worker.find("d/009")
+        await worker.names("d")
+        wan_origin.reset_stats()
+        await worker.filesystem.open(ino, os.O_RDONLY)
+        assert wan_origin.stats()["requests"] == 0
+        assert bytes(await worker.filesystem.read(ino, 0, 10)) == b"9"
+        assert wan_origin.stats()["by_path"][f"/{wan_origin_path(text)}/d/009"]["gets"] == 1
+
+    run_worker(running.base, text, body)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def wan_origin_path(text: str) -> str:
+    return text.split('url = "')[1].split('"')[0].rpartition("/")[2]
+
+
 def test_forgotten_small_file_leaves_nothing_behind(running: Agent, text: str) -> None:
     async def body(worker: Worker) -> None:
         fs, ino = worker.filesystem, await worker.find("d/008")

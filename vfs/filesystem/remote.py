@@ -319,6 +319,9 @@ class ObjectSource:
                     return found  # else it was evicted between the two looks
             except (NotFound, Corrupt) as exc:
                 self._objects.drop(self._key)
+                if isinstance(exc, NotFound) and self._connection < 0:  # nobody has asked for it yet
+                    await self.open_with_agent()
+                    continue
                 broken = exc.index if isinstance(exc, BrokenBlock) else wire.WHOLE
                 log.warning("%s: cached bytes can't be used, fetching them again: %s", self._path, exc)
             needs[broken] += 1
