@@ -15,6 +15,7 @@ BENCHES = {
     "meta": ("tests.bench.meta", "listing 100,000 entries and a stat storm; requests to the origin counted"),
     "remote-modality": ("tests.bench.remote_modality", "one modality of a checkpoint, tensor by tensor, 100 ms away"),
     "remote-all": ("tests.bench.remote_all", "all tensors of a checkpoint, tensor by tensor, 100 ms away"),
+    "write": ("tests.bench.write", "a checkpoint saved through the mount against the local disk; 4 KiB writes; small files"),
     "crash": ("tests.bench.crash", "kill -9 of the fs worker under verifying readers"),
 }
 
