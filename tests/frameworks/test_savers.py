@@ -27,6 +27,7 @@ policies = ["policy.toml"]
 [sites.origin]
 kind = "http"
 url = "URL"
+writes = "put"
 [[mounts]]
 prefix = "/"
 site = "origin"

@@ -33,6 +33,7 @@ path = "{base}/disk"
 [sites.origin]
 kind = "http"
 url = "URL"
+writes = "put"
 [[mounts]]
 prefix = "/local"
 site = "disk"
