@@ -116,6 +116,12 @@ class Used(msgspec.Struct, frozen=True, array_like=True, tag=True):
     waiting: list[SlowCall]
 
 
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A process that was not known before asks for something: its job is to be found out while it lives. Not answered."""
+
+    usage: Usage
+
+
 class Counters(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Requests of the kernel by handler since the worker was started. Not answered."""
 
@@ -154,7 +160,9 @@ class Traced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     last: bool = False
 
 
-Call = Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Used | Staging | Settle | Traced
+Call = (
+    Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Used | Seen | Staging | Settle | Traced
+)
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):

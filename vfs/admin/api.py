@@ -53,7 +53,7 @@ _SNAPSHOT_S = 0.5
 _STREAMS_MAX = {routes.EVENTS: 300, routes.LINES: 8}
 _RATE, _BURST = 300.0, 600.0
 """Requests of one caller. 200 pages that ask once a second are one caller where all come through one user id."""
-_STRANGERS_RATE, _STRANGERS_BURST = 2.0, 20.0
+_STRANGERS_RATE, _STRANGERS_BURST = 20.0, 200.0
 _KEEP_ALIVE_S = 15.0
 _SLOW_READER_S = 30.0
 """A stream whose client takes nothing for so long ends."""

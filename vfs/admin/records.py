@@ -87,6 +87,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """The mount as `foremount status` shows it."""
 
     version: str
+    host: str
+    mountpoint: str
     health: Health
     mounts: list[MountFacts]
     worker: WorkerFacts

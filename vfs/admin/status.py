@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -41,6 +42,7 @@ class Status:
         waiting: says how many operations go on for long right now.
 
     Attributes:
+        mountpoint: where the keeper has mounted it.
         admin: where the API can be reached over TCP, or the trouble with it.
     """
 
@@ -71,6 +73,7 @@ class Status:
         self._waiting = waiting
         self.admin: dict[str, str] = {}
         self.uploads: UploadFacts | None = None
+        self.mountpoint = ""
 
     def facts(self) -> dict[str, Any]:
         """Return everything that `status` prints. No secrets: site configurations are not in it."""
@@ -90,6 +93,8 @@ class Status:
     def _facts(self) -> dict[str, Any]:
         return {
             "version": __version__,
+            "host": socket.gethostname(),
+            "mountpoint": self.mountpoint,
             "admin": self.admin,
             "mounts": [self._mount_facts(point) for point in self._mounts.points],
             "worker": self.worker_facts(),

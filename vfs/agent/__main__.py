@@ -44,6 +44,7 @@ from vfs.extents.directory import spill_directory
 from vfs.extents.fetch import Fetcher
 from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
+from vfs.keeper import state
 from vfs.keeper.orphan import die_with_parent
 from vfs.keeper.report import StatusPipe
 from vfs.logs import log_to
@@ -148,6 +149,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         server = WorkerServer(
             metadata, objects, store, on_reads=prefetcher.reads, on_used=accounts.take_nowait, uploads=uploads
         )
+        server.on_seen = accounts.seen
         traces = Traces(
             server,
             loaded,
@@ -163,6 +165,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         waiting = accounts.ledger.waiting_count
         facts = Status(mounts, stores, metadata, objects, server, fetcher, prefetcher, replicas, policies, rules, waiting)
         facts.uploads = None if uploads is None else UploadFacts(uploads, clock)
+        facts.mountpoint = _mountpoint(rundir)
         copies = LocalCopies(mounts, metadata, catalog, objects, store)
         rooms: dict[str, Room] = {}  # a room that wants its facts shown adds a line here
         if facts.uploads is not None:
@@ -217,6 +220,15 @@ async def _uploading(
                 limits=SendLimits(),
             )
         )
+
+
+def _mountpoint(rundir: RunDir) -> str:
+    """Return what the keeper has written down, "" where it has not."""
+    try:
+        kept = state.read(rundir.state)
+    except (state.BrokenState, OSError):
+        return ""
+    return "" if kept is None else kept.mountpoint
 
 
 async def _beat(status: StatusPipe) -> None:

@@ -12,6 +12,7 @@ from vfs import wire
 from vfs.agent.jobnames import JobNames
 from vfs.agent.ledger import JobKey, Ledger, Moment
 from vfs.clock import Clock
+from vfs.usage import Usage
 
 _REPORTS_MAX = 30
 
@@ -36,6 +37,10 @@ class Accounts:
             self._reports.put_nowait(used)
         except asyncio.QueueFull:
             self.ledger.lost += 1
+
+    def seen(self, usage: Usage) -> None:
+        """Find out the job of a process that has just been seen."""
+        self._names.learn_nowait(usage)
 
     async def run(self) -> None:
         """Add up reports until the agent ends."""

@@ -25,6 +25,7 @@ VARIABLES = {
 """Variables that name the job, the first one that is set counts, and what is put before their value."""
 _NAME_CHARS_MAX = 80
 _KNOWN_MAX = 10_000
+_READING_MAX = 200
 _WAIT_S = 0.5
 """For the environments of new processes. Later ones are used from the next report on."""
 _ENVIRON_BYTES_MAX = 1 << 20
@@ -71,6 +72,11 @@ class JobNames:
         if unknown:
             await asyncio.wait([self._read(usage) for usage in unknown], timeout=_WAIT_S)
         return [self._names.get(_key(usage)) or _by_cgroup(usage) for usage in listed]
+
+    def learn_nowait(self, usage: Usage) -> None:
+        """Begin to look a process up; too many at a time are left for later."""
+        if usage.pid and _key(usage) not in self._names and len(self._reading) < _READING_MAX:
+            self._read(usage)
 
     def close(self) -> None:
         """Let go of the thread; one that is stuck is left behind."""

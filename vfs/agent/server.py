@@ -16,7 +16,7 @@ from vfs.agent.uploads import Uploads
 from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, Unsupported, to_failure
 from vfs.extents.store import Store
 from vfs.model import ObjectKey
-from vfs.usage import Cause, collecting
+from vfs.usage import Cause, Usage, collecting
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 256 << 10
@@ -48,6 +48,7 @@ class WorkerServer:
         self._on_reads = on_reads
         self._on_used = on_used
         self._uploads = uploads
+        self.on_seen: Callable[[Usage], None] = lambda usage: None
         self.hello: wire.Hello | None = None
         self._greeted: asyncio.StreamWriter | None = None
         self.counters: dict[str, float] = {}
@@ -134,6 +135,8 @@ class WorkerServer:
             case wire.Staging():
                 if self._uploads is not None:
                     self._uploads.wake()
+            case wire.Seen(usage):
+                self.on_seen(usage)
             case _:
                 log.warning("a %s without a number is not answered", type(call).__name__)
 

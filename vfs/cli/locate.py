@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vfs import rundir
 from vfs.errors import ForemountError, InvalidConfig, NotFound
-from vfs.keeper import mountinfo, state
+from vfs.keeper import mountinfo, procfs, state
 from vfs.keeper.state import KeeperState
 from vfs.model import LakePath
 from vfs.rundir import RunDir
@@ -59,7 +59,7 @@ def one(mountpoint: str | None) -> Located:
     """
     if mountpoint:
         return at(mountpoint)
-    known = recorded()
+    known = [each for each in recorded() if each.state is not None and _is_alive(each.state)]
     if len(known) != 1:
         hint = (
             "start one with foremount mount" if not known else "name one of: " + ", ".join(each.mountpoint for each in known)
@@ -114,6 +114,11 @@ def _lake_path(path: str, known: list[Located], chosen: Located | None) -> tuple
     if normal.split("/")[0] == "..":
         raise NotFound(path, "leads out of the lake")
     return candidates[0], LakePath("" if normal == "." else normal)
+
+
+def _is_alive(held: KeeperState) -> bool:
+    facts = procfs.look(held.pid)
+    return facts is not None and facts.starttime == held.starttime
 
 
 def _read(directory: RunDir) -> KeeperState | None:

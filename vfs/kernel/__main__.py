@@ -167,6 +167,7 @@ class _Worker:
         self, filesystem: FileSystem, reports: ReadReports, recorder: Recorder, area: StagingArea | None
     ) -> None:
         account = Account(self._passthrough.caller)
+        account.on_new = lambda usage: self._agent.tell_nowait(wire.Seen(usage))
         operations = Operations(filesystem, self._passthrough, recorder, account)
         if _shim is not None and hasattr(_shim, "request"):  # an extension that was built before it had this
             guard.number_requests(_shim.request)

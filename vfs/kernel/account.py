@@ -72,6 +72,7 @@ class Account:
 
     Attributes:
         path_of: says what a request is about, for people.
+        on_new: told of each process that was not known, with nothing counted yet.
 
     Invariant: a caller is in `_listed` exactly while `is_listed`.
     """
@@ -83,6 +84,7 @@ class Account:
         self._listed: list[Caller] = []
         self._going_on: set[Request] = set()
         self._slow: list[Call] = []
+        self.on_new: Callable[[Usage], None] = lambda usage: None
         self.path_of: Callable[[Sequence[object]], str] = str
 
     def begin(self, operation: str, subject: Sequence[object]) -> Request:
@@ -171,6 +173,7 @@ class Account:
         caller = self._processes.get((pid, uid))
         if caller is None or (caller.command, caller.cgroup) != (command, cgroup):
             caller = self._processes[pid, uid] = Caller(pid, uid, command, cgroup)
+            self.on_new(Usage(pid, uid, command, cgroup, {}, {}, {}))
         self._threads[thread] = caller, now_s + _KNOWN_S
         return caller
 

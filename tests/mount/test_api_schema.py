@@ -1,0 +1,45 @@
+"""The admin API against its own OpenAPI document: whatever schemathesis makes up is answered as the document says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lake import why_no_mount
+from tests.mount.observed import TOKENS, Observed, observed, why_no_tls
+from tests.servers.wan_origin import WanOrigin
+from vfs.admin import routes
+
+schemathesis = pytest.importorskip("schemathesis")
+hypothesis = pytest.importorskip("hypothesis")
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(why_no_mount() or why_no_tls()), reason=why_no_mount() or why_no_tls()),
+]
+ENDLESS = ["/v1/events", "/v1/trace"]
+"""Streams that end when their client goes; `test_admin.py` and `test_trace.py` look at them."""
+schema = schemathesis.openapi.from_dict(routes.openapi()).exclude(path=ENDLESS)
+
+
+@pytest.fixture(scope="module")
+def mount(wan_origin_server: WanOrigin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """One mount for all operations."""
+    with observed(tmp_path_factory.mktemp("schema"), wan_origin_server, "schema") as mount:
+        (mount.origin / "ckpt/file").write_bytes(b"x" * 1000)
+        yield mount
+
+
+@schema.parametrize()
+@hypothesis.settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+def test_api_answers_as_its_document_says(case: schemathesis.Case, mount: Observed) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['admin']}"}
+    case.call_and_validate(base_url=mount.url, headers=headers, verify=str(mount.lake.base / "host.pem"), timeout=20)
