@@ -16,6 +16,8 @@ BENCHES = {
     "remote-modality": ("tests.bench.remote_modality", "one modality of a checkpoint, tensor by tensor, 100 ms away"),
     "remote-all": ("tests.bench.remote_all", "all tensors of a checkpoint, tensor by tensor, 100 ms away"),
     "write": ("tests.bench.write", "a checkpoint saved through the mount against the local disk; 4 KiB writes; small files"),
+    "admin-load": ("tests.bench.admin_load", "cached reads with and without 200 clients of the admin API"),
+    "policy": ("tests.bench.policy", "decisions with 200 rules; opens while 1,000 rules are read anew"),
     "crash": ("tests.bench.crash", "kill -9 of the fs worker under verifying readers"),
 }
 

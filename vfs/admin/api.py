@@ -43,7 +43,7 @@ from vfs.errors import (
     Unavailable,
     Unsupported,
 )
-from vfs.model import LakePath
+from vfs.model import NAME_BYTES_MAX, LakePath
 from vfs.units import encode_unit
 
 log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class Api:
     async def events(self, request: web.Request) -> web.StreamResponse:
         query = _query(request, EventsQuery)
         since = query.since
-        if since is None and (last := request.headers.get("Last-Event-ID", "")).isascii() and last.isdigit():
+        if since < 0 and (last := request.headers.get("Last-Event-ID", "")).isascii() and last.isdigit():
             since = int(last)
         response = web.StreamResponse(headers={"Content-Type": routes.EVENTS, "Cache-Control": "no-store"})
         await response.prepare(request)
@@ -339,9 +339,11 @@ def _lake_path(text: str) -> LakePath:
     if "\0" in path or any(part in ("", ".", "..") for part in path.split("/") if path):
         raise Unsupported(text[:200], "is no lake path", "leave out empty parts, . and ..")
     try:
-        path.encode()
+        too_long = any(len(part.encode()) > NAME_BYTES_MAX for part in path.split("/"))
     except UnicodeEncodeError as exc:
         raise Unsupported(ascii(text[:200]), "is not UTF-8") from exc
+    if too_long:
+        raise NotFound(f"{text[:200]}…", "no origin can hold a name that is so long")
     return LakePath(path)
 
 

@@ -56,11 +56,11 @@ class Events:
             listener.put(event)
 
     @contextlib.contextmanager
-    def listening(self, since: int | None) -> Iterator[Listener]:
-        """Yield a listener that gets all events of the block, after those kept ones that are later than `since`."""
+    def listening(self, since: int) -> Iterator[Listener]:
+        """Yield a listener that gets all events of the block, after those kept ones that are later than `since`; -1: none."""
         listener = Listener()
-        for event in self._kept if since is not None else ():
-            if event.id > (since or 0):
+        for event in self._kept:
+            if 0 <= since < event.id:
                 listener.put(event)
         self._listeners.add(listener)
         try:

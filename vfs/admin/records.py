@@ -394,10 +394,10 @@ class CacheQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WhyQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is meant: a process, a job, or nobody in particular."""
+    """Who is meant: a process (0: none), a job ("": none), or nobody in particular."""
 
-    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
-    job: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    pid: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    job: Annotated[str, msgspec.Meta(max_length=200)] = ""
     window: Annotated[int, msgspec.Meta(ge=1, le=120, description="Seconds looked at.")] = 60
 
 
@@ -405,11 +405,11 @@ class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a stream of events begins.
 
     Attributes:
-        since: the last event that was seen; those after it that are still known come first.
+        since: the last event that was seen; those after it that are still known come first. -1: only what comes.
         seconds: after which the stream ends; 0: never.
     """
 
-    since: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    since: Annotated[int, msgspec.Meta(ge=-1, le=2**53)] = -1
     seconds: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 0
 
 

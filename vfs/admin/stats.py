@@ -154,7 +154,7 @@ class Facts:
         since_s = self._now_s() - query.window
         entries = [entry for entry in ledger.recent(since_s) if _is_meant(query, entry)]
         pids = {entry.usage.pid for entry in entries} | ({query.pid} if query.pid else set())
-        everybody = query.pid is None and query.job is None
+        everybody = not query.pid and not query.job
 
         def of_subject(calls: Iterable[Call]) -> list[Call]:
             return [call for call in calls if everybody or call.pid in pids]
@@ -262,6 +262,6 @@ def _waited_s(causes: Mapping[Cause, float]) -> float:
 
 
 def _is_meant(query: WhyQuery, entry: Recent) -> bool:
-    if query.pid is not None:
+    if query.pid:
         return entry.usage.pid == query.pid
-    return query.job is None or entry.key.job == query.job
+    return not query.job or entry.key.job == query.job
