@@ -88,7 +88,8 @@ def test_bytes_and_waits_are_charged_to_the_job_that_read(mount: Observed, wan_o
 def test_passthrough_shows_as_opens_and_never_as_bytes(mount: Observed) -> None:
     if not mount.lake.status()["passthrough"]:
         pytest.skip("no passthrough here")
-    words = ["sh", "-c", 'cat "$1" > /dev/null; exec cat', "sh", str(mount.lake.root / "local/file")]
+    code = "import sys; open(sys.argv[1], 'rb').read(); sys.stdin.read()"
+    words = [sys.executable, "-c", code, str(mount.lake.root / "local/file")]
     environ = {**os.environ, "FOREMOUNT_JOB": "local-reader"}
     with subprocess.Popen(words, stdin=subprocess.PIPE, env=environ) as reader:  # lives until it is known
         if can_tell_callers(mount):

@@ -81,7 +81,14 @@ def test_every_configuration_key_is_documented_with_its_default() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in document.splitlines() if line.startswith("|")]
     documented = {(row[-3], row[-2]) for row in rows if len(row) >= 3}
     missing = []
-    for kind in (*typing.get_args(config.SiteConfig), config.Mount, config.Cache, config.Staging, config.Limits, config.Admin):
+    for kind in (
+        *typing.get_args(config.SiteConfig),
+        config.Mount,
+        config.Cache,
+        config.Staging,
+        config.Limits,
+        config.Admin,
+    ):
         for field in msgspec.structs.fields(kind):
             said = default_in_words(field)
             if (field.encode_name, said) not in documented:

@@ -48,6 +48,8 @@ from vfs.units import encode_unit
 
 log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 1 << 20
+_LINE_BYTES_MAX = 64 << 10
+"""Of a request: 4,096 characters of four bytes, each byte written with three."""
 _STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidPolicy: 422, Stale: 409, Busy: 409, DeadlineExceeded: 504}
 _SNAPSHOT_S = 0.5
 _STREAMS_MAX = {routes.EVENTS: 300, routes.LINES: 8}
@@ -267,7 +269,7 @@ async def serve_unix(socket_path: str, app: web.Application) -> AsyncIterator[No
     """Serve on a Unix socket of mode 0600 until the block ends."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(socket_path)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    runner = runner_of(app)
     await runner.setup()
     try:
         await web.UnixSite(runner, socket_path).start()
@@ -275,6 +277,11 @@ async def serve_unix(socket_path: str, app: web.Application) -> AsyncIterator[No
         yield
     finally:
         await runner.cleanup()
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
+    """Return what runs an application here: no log of requests, room for a long path in percent signs."""
+    return web.AppRunner(app, access_log=None, shutdown_timeout=1.0, max_line_size=_LINE_BYTES_MAX)
 
 
 def public_config(config: Config) -> dict[str, Any]:
@@ -337,7 +344,7 @@ async def _paths(request: web.Request) -> list[LakePath]:
 def _lake_path(text: str) -> LakePath:
     path = text.strip("/")
     if "\0" in path or any(part in ("", ".", "..") for part in path.split("/") if path):
-        raise Unsupported(text[:200], "is no lake path", "leave out empty parts, . and ..")
+        raise NotFound(ascii(text[:200]), "is no lake path", "leave out empty parts, . and ..")
     try:
         too_long = any(len(part.encode()) > NAME_BYTES_MAX for part in path.split("/"))
     except UnicodeEncodeError as exc:

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from vfs import wire
 from vfs.admin.access import Tokens
-from vfs.admin.api import Api, public_config, serve_unix
+from vfs.admin.api import Api, public_config, runner_of, serve_unix
 from vfs.admin.events import Events
 from vfs.admin.page import add_page
 from vfs.admin.policies import Policies, Record
@@ -86,7 +86,7 @@ class Admin:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._load_certificate()
         api = Api(*self._arguments, tokens=self._tokens)
-        runner = web.AppRunner(api.application(local=False, pages=add_page), access_log=None, shutdown_timeout=1.0)
+        runner = runner_of(api.application(local=False, pages=add_page))
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host, port = host_and_port(admin.address)
