@@ -20,7 +20,7 @@ from vfs.errors import Denied, NoSpace, NotFound, Stale, Throttled, Unavailable,
 from vfs.extents.budget import Budget, Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.files import ObjectFiles
-from vfs.extents.layout import BLOCK, HEADER_BYTES, Identity, data_path, sums_path
+from vfs.extents.layout import BLOCK, HEADER_BYTES, PASSTHROUGH_BYTES_MIN, Identity, data_path, sums_path
 from vfs.extents.limits import FetchLimits
 from vfs.extents.reader import CachedObject, scratch_bytes
 from vfs.extents.store import Store
@@ -161,6 +161,16 @@ async def test_a_complete_object_is_sealed(directory: str) -> None:
         cached = CachedObject.open(root, at.key)
         assert cached.sealed()
         cached.close()
+        at.fetcher.release(at.key)
+
+
+async def test_a_small_object_is_complete_without_a_seal(directory: str) -> None:
+    async with bench(directory, size=PASSTHROUGH_BYTES_MIN - 1) as at:
+        root = await at.fetcher.hold(at.identity)
+        await at.fetcher.ensure(at.identity, 0, len(at.body))
+        await at.fetcher.settled()
+        assert at.read(root, 0, len(at.body)) == at.body
+        assert not at.store.stored(at.key).sealed
         at.fetcher.release(at.key)
 
 

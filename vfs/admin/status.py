@@ -172,7 +172,8 @@ class Status:
                 stored = store.stored(key)
             except (NotFound, Unavailable):
                 continue
-            served = "complete verified copy" if stored.sealed else "cache, the rest from the origin"
+            complete = stored.sealed or stored.present == version.size
+            served = "complete verified copy" if complete else "cache, the rest from the origin"
             backed = stored.sealed and version.size >= PASSTHROUGH_BYTES_MIN
             mode = self._passthrough_or_cache() if backed else "page cache over verified blocks"
             return {

@@ -31,7 +31,7 @@ from vfs.extents.coalesce import coalesce
 from vfs.extents.counters import FetchCounters
 from vfs.extents.homes import Homes
 from vfs.extents.jobs import FetchedObject, Job
-from vfs.extents.layout import Identity
+from vfs.extents.layout import PASSTHROUGH_BYTES_MIN, Identity
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import LineFacts
 from vfs.extents.placement import Ranked, Serving
@@ -368,8 +368,11 @@ class Fetcher:
     # Sealing
 
     def _seal_if_complete(self, fetched: FetchedObject) -> None:
-        """Have the object sealed when all of it is in the cache: the next open is served by the kernel alone."""
-        if fetched.home is not self._homes.cache or fetched.jobs:
+        """Have the object sealed when all of it is in the cache: the next open is served by the kernel alone.
+
+        Small ones never are: verifying and syncing them would cost as much as fetching them.
+        """
+        if fetched.size < PASSTHROUGH_BYTES_MIN or fetched.home is not self._homes.cache or fetched.jobs:
             return
         with contextlib.suppress(ForemountError):
             if self._homes.cache.needs_seal(fetched.key):
