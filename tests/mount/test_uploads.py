@@ -242,3 +242,42 @@ def test_on_two_hosts_a_marker_is_never_there_before_its_shards_can_be_read(ngin
             for shard, body in shards.items():
                 write(here / shard.name, body)
             wait_until(found, "the marker on the second host", 20)
+
+
+def states(lake: Lake, path: Path) -> dict[int, str]:
+    """Return the state of each checkpoint below a path by its step."""
+    said = json.loads(lake.command("checkpoints", str(path), "--json").stdout)
+    return {each["step"]: each["state"] for each in said["checkpoints"]}
+
+
+def test_checkpoints_are_listed_with_their_state(dav: tuple[Lake, Path]) -> None:
+    lake, _ = dav
+    work = lake.root / "lake/saves"
+    write(work / "checkpoint-10/model-1.safetensors", BIG[:100_000])
+    write(work / "checkpoint-10/model-2.safetensors", BIG[:200_000])
+    write(work / "checkpoint-10/model.safetensors.index.json", json.dumps(INDEX).encode())
+    write(work / "checkpoint-20/model-1.safetensors", BIG[:100_000])
+    write(work / "checkpoint-20/model.safetensors.index.json", json.dumps(INDEX).encode())
+    wait_until(lambda: states(lake, work) == {10: "durable", 20: "committed"}, "the states")
+    shown = lake.command("checkpoints", str(work), "--ranks", "--png", str(lake.base / "heat.png")).stdout
+    assert "checkpoint-20  waits for lake/saves/checkpoint-20/model-2.safetensors" in shown
+    assert "other  " in shown  # these names tell no rank
+    assert (lake.base / "heat.png").read_bytes().startswith(b"\x89PNG")
+    write(work / "checkpoint-20/model-2.safetensors", BIG[:200_000])
+    wait_until(lambda: states(lake, work) == {10: "durable", 20: "durable"}, "the second to be durable")
+
+
+def test_incomplete_checkpoints_are_swept_by_age(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    for step in (5, 6):
+        left = origin / f"foreign/checkpoint-{step}"
+        left.mkdir(parents=True)
+        (left / "model-1.safetensors").write_bytes(b"left by a host that died")
+    (origin / "foreign/checkpoint-6/model.safetensors.index.json").write_text("{}")
+    for path in (origin / "foreign").rglob("*"):
+        os.utime(path, (1, 1))
+    work = lake.root / "lake/foreign"
+    assert states(lake, work) == {5: "incomplete", 6: "durable"}
+    assert "checkpoint-5" in lake.command("checkpoints", str(work), "--sweep", "1d").stdout
+    wait_until(lambda: os.listdir(origin / "foreign") == ["checkpoint-6"], "the removal at the origin")
+    assert states(lake, work) == {6: "durable"}

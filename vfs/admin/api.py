@@ -197,6 +197,10 @@ class Api:
         query = _query(request, CacheQuery)
         return _json(await asyncio.to_thread(self._facts.cache, query.below, query.limit))
 
+    async def checkpoints(self, request: web.Request) -> web.Response:
+        found = await self._facts.checkpoints.below(_lake_path(_query(request, PathQuery).path))
+        return _json({"checkpoints": found})
+
     async def replicas(self, request: web.Request) -> web.Response:
         return _json(self._facts.replicas())
 

@@ -380,6 +380,12 @@ class Ended(msgspec.Struct, frozen=True):
     ended: bool
 
 
+class CheckpointsFound(msgspec.Struct, frozen=True):
+    """Checkpoints by path; each as in `vfs/agent/checkpoints.py`."""
+
+    checkpoints: list[dict[str, Any]]
+
+
 class PathQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which path is meant."""
 

@@ -62,6 +62,8 @@ ROUTES = [
     Route("GET", "/v1/replicas", "replicas", READ, "places that may hold copies, with their lines", records.Replicas,
           snapshot=True),
     Route("GET", "/v1/transfers", "transfers", READ, "what is being fetched", records.Transfers, snapshot=True),
+    Route("GET", "/v1/checkpoints", "checkpoints", READ, "checkpoints at and below a path, and how far each is",
+          records.CheckpointsFound, query=records.PathQuery),
     Route("GET", "/v1/rooms", "rooms", READ, "facts that have no resource of their own", records.Rooms, snapshot=True),
     Route("GET", "/v1/events", "events", READ, "what happens, as server-sent events", records.Event,
           query=records.EventsQuery, media=EVENTS),

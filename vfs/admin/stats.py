@@ -33,6 +33,7 @@ from vfs.admin.records import (
 from vfs.admin.status import Status
 from vfs.admin.transfers import transfers_of
 from vfs.agent.accounts import Accounts
+from vfs.agent.checkpoints import Checkpoints
 from vfs.agent.ledger import JobKey, Recent
 from vfs.agent.local import LocalCopies
 from vfs.agent.rules import PathRules
@@ -70,6 +71,7 @@ class Facts:
         rules: PathRules,
         clock: Clock,
         rooms: Mapping[str, Room],
+        checkpoints: Checkpoints,
     ) -> None:
         self._status = status
         self._policies = policies
@@ -81,6 +83,7 @@ class Facts:
         self._rules = rules
         self._clock = clock
         self._rooms = rooms
+        self.checkpoints = checkpoints
 
     def _now_s(self) -> float:
         return self._clock.wall_ns() / 1e9

@@ -23,6 +23,7 @@ from vfs.admin.service import Admin
 from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.accounts import Accounts
+from vfs.agent.checkpoints import Checkpoints
 from vfs.agent.holding import Holding
 from vfs.agent.layouts import CachedLayouts
 from vfs.agent.lessons import Lessons
@@ -170,7 +171,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         rooms: dict[str, Room] = {}  # a room that wants its facts shown adds a line here
         if facts.uploads is not None:
             rooms["uploads"] = facts.uploads.facts
-        shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms)
+        found = Checkpoints(mounts, sites, catalog, uploads, clock)
+        shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms, found)
         await stack.enter_async_context(
             Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir)
         )

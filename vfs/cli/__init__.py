@@ -23,6 +23,7 @@ _COMMANDS = {
     "fetch": ("vfs.cli.paths:fetch", "Make files and trees local."),
     "evict": ("vfs.cli.paths:evict", "Drop the local copy of files and trees."),
     "verify": ("vfs.cli.paths:verify", "Read the cache against its digests and drop what is broken."),
+    "checkpoints": ("vfs.cli.checkpoints:checkpoints", "List checkpoints: step, state, times; remove incomplete ones."),
     "trace": ("vfs.cli.trace:trace", "Record what is opened and read on a live mount."),
     "replay": ("vfs.cli.replay:replay", "Try another policy or configuration on a recorded run."),
     "doctor": ("vfs.cli.doctor:doctor", "Check the host, and a live mount against what frameworks need."),
