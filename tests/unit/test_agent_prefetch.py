@@ -110,7 +110,14 @@ async def bench(base: Path, mode: str | None = None) -> AsyncIterator[Bench]:
     catalog = CatalogWriter(str(base / "catalog.lmdb"))
     async with Fetcher(cache, spill, {FAR: far}, memory=Budget(64 * MIB), clock=clock, limits=FetchLimits()) as fetcher:
         replicas = Replicas(
-            mounts, {FAR: far}, tell_etags=(), clock=clock, believed_s=lambda _: 60, on_answer=fetcher.hint, spawn=spawn
+            mounts,
+            {FAR: far},
+            tell_etags=(),
+            tell_times=(),
+            clock=clock,
+            believed_s=lambda _: 60,
+            on_answer=fetcher.hint,
+            spawn=spawn,
         )
         holding = Holding(mounts, fetcher, replicas, rules)
         layouts = CachedLayouts(holding, fetcher, stat=stat)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-import pytest
-
-from vfs.agent.replicas import REST_S, Replicas
+from vfs import config
+from vfs.agent.replicas import REST_S, Replicas, tell_etags, tell_times
 from vfs.clock import FakeClock
 from vfs.config import Replica
 from vfs.errors import Denied, Unavailable
@@ -27,7 +26,7 @@ NEAREST = Serving(SiteOrder(["nearest", "origin"]))
 class Bench:
     """One mount with an origin and one replica site."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_s: float = 20.0) -> None:
         self.store = MemorySite(NEAR)
         self.near = FaultySite(self.store)
         self.clock = FakeClock()
@@ -39,10 +38,12 @@ class Bench:
             MountTable([point]),
             {NEAR: self.near},
             tell_etags=(),
+            tell_times=(FAR, NEAR),
             clock=self.clock,
             believed_s=lambda path: 60.0,
             on_answer=lambda site, after_s: self.answered.append(site),
             spawn=self.spawn,
+            wait_s=wait_s,
         )
 
     def spawn(self, work: Awaitable[None]) -> None:
@@ -55,6 +56,31 @@ class Bench:
 
     async def find(self, origin: Identity, serving: Serving = NEAREST) -> list[Identity]:
         return await self.replicas.find(PATH, origin, serving, self.late.append)
+
+
+def test_object_stores_tell_etags_and_no_times_of_copies() -> None:
+    loaded = config.parse("""
+        [sites.disk]
+        kind = "local"
+        path = "/srv"
+        [sites.web]
+        kind = "http"
+        url = "http://127.0.0.1/"
+        [sites.bucket]
+        kind = "s3"
+        url = "s3://bucket/lake"
+        [sites.cloud]
+        kind = "arrow"
+        url = "gs://bucket/lake"
+        [sites.shared]
+        kind = "arrow"
+        url = "file:///srv"
+        [[mounts]]
+        prefix = "/"
+        site = "web"
+    """)
+    assert tell_etags(loaded.sites) == {"web", "bucket"}
+    assert tell_times(loaded.sites) == {"disk", "web", "shared"}
 
 
 async def test_a_copy_is_found_under_its_own_name_and_version_and_asked_for_once() -> None:
@@ -97,9 +123,8 @@ async def test_a_site_that_is_away_is_left_alone_until_it_has_rested() -> None:
     assert len(await at.find(origin)) == 1
 
 
-async def test_a_replica_that_answers_late_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfs.agent.replicas.WAIT_S", 0.01)
-    at = Bench()
+async def test_a_replica_that_answers_late_is_handed_over() -> None:
+    at = Bench(wait_s=0.01)
     origin = at.put(b"same")
     stall = Stall(asyncio.Event())
     at.near.inject("stat", stall)

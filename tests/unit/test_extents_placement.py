@@ -105,4 +105,9 @@ def test_a_replica_serves_if_the_order_covers_it_and_is_waited_for_if_it_precede
 def test_a_replica_is_proven_by_size_and_etag_or_time(
     origin: Version, replica: Version, etags_agree: bool, expected: bool
 ) -> None:
-    assert is_same(origin, replica, etags_agree=etags_agree) is expected
+    assert is_same(origin, replica, etags_agree=etags_agree, times_agree=True) is expected
+
+
+def test_the_time_of_an_upload_is_no_proof() -> None:
+    assert not is_same(Version(5, TIME), Version(5, TIME), etags_agree=True, times_agree=False)
+    assert is_same(Version(5, TIME, '"a"'), Version(5, 0, "a"), etags_agree=True, times_agree=False)

@@ -31,7 +31,7 @@ from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
 from vfs.agent.prefetch import Prefetcher
-from vfs.agent.replicas import Replicas
+from vfs.agent.replicas import Replicas, tell_etags, tell_times
 from vfs.agent.rules import PathRules
 from vfs.agent.sending import SendLimits
 from vfs.agent.server import WorkerServer
@@ -129,7 +129,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         replicas = Replicas(
             mounts,
             sites,
-            tell_etags=frozenset(SiteName(name) for name, site in loaded.sites.items() if isinstance(site, config.HttpSite)),
+            tell_etags=tell_etags(loaded.sites),
+            tell_times=tell_times(loaded.sites),
             clock=clock,
             believed_s=rules.listing_ttl_s,
             on_answer=fetcher.hint,

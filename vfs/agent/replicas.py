@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vfs.clock import Clock
+from vfs.config import ArrowSite, HttpSite, S3Site, SiteConfig
 from vfs.errors import Denied, ForemountError, NotFound, Unavailable
 from vfs.extents.layout import Identity
 from vfs.extents.placement import Serving, is_same, may_serve, precedes_origin
@@ -31,6 +32,7 @@ WAIT_S = 0.3
 REST_S = 10.0
 """A site that did not answer is not asked for so long."""
 _REMEMBERED = 20_000
+_OBJECT_STORES = ("s3:", "gs:", "gcs:", "abfs:", "abfss:")
 
 
 class Finding(NamedTuple):
@@ -57,8 +59,10 @@ class Replicas:
 
     Args:
         tell_etags: sites whose ETags follow from the content or its dates.
+        tell_times: sites that keep the time that a copy is given. If one of the two does, equal times are no accident.
         believed_s: how long what a site says about the names at a path is believed.
         on_answer: told how long a site took to answer.
+        wait_s: an open waits so long for replicas that are to be asked before the origin.
     """
 
     def __init__(
@@ -67,18 +71,22 @@ class Replicas:
         sites: Mapping[SiteName, Site],
         *,
         tell_etags: Collection[SiteName],
+        tell_times: Collection[SiteName],
         clock: Clock,
         believed_s: Callable[[LakePath], float],
         on_answer: Callable[[SiteName, float], None],
         spawn: Callable[[Awaitable[None]], None],
+        wait_s: float = WAIT_S,
     ) -> None:
         self._mounts = mounts
         self._sites = sites
         self._tell_etags = tell_etags
+        self._tell_times = tell_times
         self._clock = clock
         self._believed_s = believed_s
         self._on_answer = on_answer
         self._spawn = spawn
+        self._wait_s = wait_s
         self._said: OrderedDict[tuple[Identity, SiteName, SitePath], _Said] = OrderedDict()
         self._resting_until_s: dict[SiteName, float] = {}
         self._asking: set[asyncio.Task[Finding]] = set()  # keeps them alive where their caller was cancelled
@@ -94,7 +102,7 @@ class Replicas:
         questions = self._questions(path, origin, serving)
         waited = [task for task, site in questions.items() if precedes_origin(serving.order, origin.site, site)]
         if any(not task.done() for task in waited):
-            await asyncio.wait(waited, timeout=WAIT_S)
+            await asyncio.wait(waited, timeout=self._wait_s)
         found = []
         for task, site in questions.items():
             if task.done():
@@ -109,9 +117,9 @@ class Replicas:
         """Return what each replica site says, for `explain`; those that take too long say so."""
         questions = self._questions(path, origin, serving)
         if questions:
-            await asyncio.wait(questions, timeout=WAIT_S)
+            await asyncio.wait(questions, timeout=self._wait_s)
         return [
-            task.result() if task.done() else Finding(site, None, f"has not answered within {WAIT_S:g} s")
+            task.result() if task.done() else Finding(site, None, f"has not answered within {self._wait_s:g} s")
             for task, site in questions.items()
         ]
 
@@ -158,8 +166,9 @@ class Replicas:
         return finding
 
     def _judge(self, origin: Identity, site: SiteName, at: SitePath, version: Version) -> Finding:
-        agree = site in self._tell_etags and origin.site in self._tell_etags
-        if is_same(origin.version, version, etags_agree=agree):
+        etags_agree = {site, origin.site} <= set(self._tell_etags)
+        times_agree = site in self._tell_times or origin.site in self._tell_times
+        if is_same(origin.version, version, etags_agree=etags_agree, times_agree=times_agree):
             return Finding(site, Identity(site, at, version), "has the same version")
         if version.size != origin.version.size:
             return Finding(site, None, f"has another version: {version.size} bytes")
@@ -173,6 +182,20 @@ class Replicas:
         self._said.move_to_end(key)
         if len(self._said) > _REMEMBERED:
             self._said.popitem(last=False)
+
+
+def tell_etags(sites: Mapping[str, SiteConfig]) -> frozenset[SiteName]:
+    """Return the sites whose ETags follow from the content or its dates."""
+    return frozenset(SiteName(name) for name, site in sites.items() if isinstance(site, HttpSite | S3Site))
+
+
+def tell_times(sites: Mapping[str, SiteConfig]) -> frozenset[SiteName]:
+    """Return the sites that keep the time that a copy is given: all but object stores."""
+    return frozenset(
+        SiteName(name)
+        for name, site in sites.items()
+        if not isinstance(site, S3Site) and not (isinstance(site, ArrowSite) and site.url.startswith(_OBJECT_STORES))
+    )
 
 
 def _places(point: MountPoint, path: LakePath) -> list[tuple[SiteName, SitePath]]:

@@ -88,7 +88,7 @@ def precedes_origin(order: SiteOrder, origin: SiteName, site: SiteName) -> bool:
     return place >= 0 and (of_origin < 0 or place < of_origin)
 
 
-def is_same(origin: Version, replica: Version, *, etags_agree: bool) -> bool:
+def is_same(origin: Version, replica: Version, *, etags_agree: bool, times_agree: bool) -> bool:
     """Return whether a replica's version proves that its bytes are those of the origin's version.
 
     The same size, and either the same strong ETag or the same modification time. Stores tell whole seconds at least, and so
@@ -98,12 +98,15 @@ def is_same(origin: Version, replica: Version, *, etags_agree: bool) -> bool:
     Args:
         etags_agree: both sites take their ETags from the content or from the file's own dates, so that equal ones mean
             equal bytes; inode numbers and file ids don't.
+        times_agree: one of the sites keeps the time that a copy is given. Object stores know only when it was uploaded, and
+            two uploads of one second may be of different bytes.
     """
     if origin.size != replica.size:
         return False
-    if etags_agree and origin.etag and origin.etag == replica.etag and not origin.etag.startswith("W/"):
+    etag = origin.etag.strip('"')  # S3 clients leave the quotes out
+    if etags_agree and etag and etag == replica.etag.strip('"') and not etag.startswith("W/"):
         return True
-    if origin.generation or replica.generation or not origin.mtime_ns:
+    if not times_agree or origin.generation or replica.generation or not origin.mtime_ns:
         return False
     return origin.mtime_ns // 10**9 == replica.mtime_ns // 10**9
 

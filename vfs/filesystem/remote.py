@@ -198,7 +198,7 @@ class RemoteTree:
                 except OSError:
                     continue
                 found = os.fstat(fd)
-                if is_same(version, Version(found.st_size, found.st_mtime_ns), etags_agree=False):
+                if is_same(version, Version(found.st_size, found.st_mtime_ns), etags_agree=False, times_agree=True):
                     return LocalSource(fd, path, From.REPLICA)
                 os.close(fd)
         return None
