@@ -16,6 +16,7 @@ from vfs import config, wire
 from vfs.clock import FakeClock, SystemClock
 from vfs.extents.layout import store_root
 from vfs.filesystem.agent import AgentClient
+from vfs.filesystem.expected import Expected
 from vfs.filesystem.filesystem import FileSystem
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.openfiles import OpenFiles
@@ -173,7 +174,8 @@ def run_worker(
                 if point.local_root is not None
                 else RemoteTree(
                     point, agent=client, catalog=catalog, cache_root=store_root(loaded.cache.directory),
-                    objects=OpenObjects(16), reports=reports, clock=SystemClock(), policy=policy, owner=(0, 0),
+                    objects=OpenObjects(16), reports=reports, expected=Expected(), clock=SystemClock(), policy=policy,
+                    owner=(0, 0),
                 )
             )  # fmt: skip
         files = OpenFiles(inodes, given, clock, open_max=100)

@@ -215,6 +215,17 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The origin has it; the table of uploads says where and in which version."""
 
 
+class Expect(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What is going to be read of an open object, as the agent believes. Nobody asks for it: it comes under id 0.
+
+    Attributes:
+        ranges: (offset, length), each of one member, or ahead of one stream. They need not be in the cache yet.
+    """
+
+    key: ObjectKey
+    ranges: list[tuple[int, int]]
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The call's expected failure."""
 
@@ -227,7 +238,7 @@ class Tracing(msgspec.Struct, frozen=True, array_like=True, tag=True):
     on: bool
 
 
-Answer = Welcome | Found | Listed | Opened | Ready | Settled | Failed | Tracing
+Answer = Welcome | Found | Listed | Opened | Ready | Settled | Failed | Tracing | Expect
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ from vfs import config, wire
 from vfs.clock import SystemClock
 from vfs.errors import DeadlineExceeded, NotFound, ReadOnly, Stale, Unavailable
 from vfs.filesystem.agent import AgentClient
+from vfs.filesystem.expected import Expected
 from vfs.filesystem.openfiles import IDLE_S
 from vfs.filesystem.reads import ReadReports
 from vfs.filesystem.remote import OpenObjects, RemoteTree
@@ -438,7 +439,8 @@ def test_name_is_not_absent_because_its_listing_was_completed_while_we_looked(tm
     (point,) = build_mount_table(loaded).points
     tree = RemoteTree(
         point, agent=client, catalog=catalog, cache_root="", objects=OpenObjects(1), reports=ReadReports(client),
-        clock=SystemClock(), policy=InForce(open_store(loaded, str(tmp_path / "foremount.toml"))), owner=(0, 0),
+        expected=Expected(), clock=SystemClock(),
+        policy=InForce(open_store(loaded, str(tmp_path / "foremount.toml"))), owner=(0, 0),
     )  # fmt: skip
     with pytest.raises(DeadlineExceeded):  # asked, and not taken for absent
         trio.run(tree.lookup, LakePath("d/f"))

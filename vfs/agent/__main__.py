@@ -162,6 +162,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             spawn=tasks.spawn,
         )
         prefetcher.on_layout = traces.layout_known
+        prefetcher.on_expect = server.expect
         await stack.enter_async_context(server.listening(rundir.agent_socket))
         stores = {"cache": store, "memory": spill}
         waiting = accounts.ledger.waiting_count

@@ -39,6 +39,8 @@ WINDOW_MIN = 1 << 20
 """Of a stream that has just been recognised, where the policy allows so much."""
 WHOLE_SHARE = 0.98
 """Of a file's bytes: a load that read so much read all of it, but for what the kernel had already."""
+EXPECT_BYTES_MIN = 128 << 10
+"""Shorter ranges come with the kernel's own request, or the next one."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,10 @@ class _Reader:
         if self.prediction is not None and not self.prediction.is_off:
             return self.prediction.read(offset, length, limit_bytes=self.ahead_bytes)
         return [] if self.reading_layout else self.streams.read(offset, length)
+
+    def expected(self, ahead: Sequence[Range]) -> Sequence[Range]:
+        """Return what of these ranges will be read: members without what the kernel reads around them."""
+        return ahead if self.prediction is None or self.prediction.is_off else self.prediction.taken()
 
 
 def _reads_all(taught: Learned | None) -> bool:
@@ -128,6 +134,7 @@ class Prefetcher:
         self._rule = rule
         self._knobs = PredictionKnobs(around_bytes=read_ahead, ahead_bytes=5 * read_ahead)
         self._spawn = spawn
+        self.on_expect: Callable[[ObjectKey, list[Range]], None] = lambda _key, _ranges: None
         self._readers: dict[ObjectKey, _Reader] = {}
         self.on_layout: Callable[[Identity, Layout, Learned | None], None] = lambda *_: None
 
@@ -196,6 +203,9 @@ class Prefetcher:
     def _fetch(self, key: ObjectKey, ahead: Sequence[Range]) -> None:
         if ahead:
             self._fetcher.prefetch_all(key, ahead)
+            expected = self._readers[key].expected(ahead)
+            if expected := [each for each in expected if each[1] >= EXPECT_BYTES_MIN]:
+                self.on_expect(key, expected)
 
     async def _read_layout(self, key: ObjectKey, reader: _Reader) -> None:
         """Read the layout through the cache, then replay what was read meanwhile."""

@@ -77,6 +77,10 @@ class WorkerServer:
         self._greeted.write(wire.encode(wire.Response(0, told)))
         return True
 
+    def expect(self, key: ObjectKey, ranges: list[tuple[int, int]]) -> None:
+        """Tell the worker what is going to be read of an object."""
+        self.tell(wire.Expect(key, ranges))
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._connections.add(task)

@@ -113,6 +113,7 @@ class Prediction:
         self._before, self._after = (learned.before, learned.after) if learned is not None else (0, 0)
         self._predicted = self._hit = self._overdue = 0
         self._observed = 0
+        self._taken: list[Range] = []
         self._off = ""
         self._plan()
 
@@ -175,6 +176,11 @@ class Prediction:
         self._collect_due()
         self._judge()
         return [] if self._off else self._hand_out(self._knobs.limit_bytes if limit_bytes is None else limit_bytes)
+
+    def taken(self) -> list[Range]:
+        """Return the members that were handed out since the last call, without what the kernel reads around them."""
+        taken, self._taken = self._taken, []
+        return taken
 
     def pushed(self, offset: int, length: int) -> None:
         """Note that these bytes lie in the page cache: they will be read without anybody telling."""
@@ -351,8 +357,10 @@ class Prediction:
                 room -= live[1] - live[0]
             found.append((begin, cut - begin))
             if cut < end:
+                self._taken.append((max(begin, offset), cut - max(begin, offset)))
                 return found, False
         if found:
+            self._taken.append((offset, length))
             self._expect(member)
         return found, True
 

@@ -81,6 +81,16 @@ class CachedObject:
             raise
         return cls(root, key, identity, data, sums)
 
+    def duplicate(self) -> CachedObject:
+        """Return the same object with descriptors of its own, for a thread: closing one does not end the other."""
+        data = os.dup(self._data)
+        try:
+            sums = os.dup(self._sums)
+        except BaseException:
+            os.close(data)
+            raise
+        return CachedObject(self.root, self.key, self.identity, data, sums)
+
     def fileno(self) -> int:
         """Return the descriptor of the object's bytes, for passthrough; it belongs to this object."""
         return self._data

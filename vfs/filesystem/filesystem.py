@@ -8,10 +8,11 @@ Concurrency: one trio loop. Between awaits the tables are ours; after one, inode
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vfs.errors import (
@@ -38,6 +39,7 @@ from vfs.filesystem.tree import (
     Child,
     Directory,
     Node,
+    Pushable,
     Source,
     Tree,
     WritableTree,
@@ -93,6 +95,7 @@ class FileSystem:
 
     Attributes:
         open_max: directory streams that may be open.
+        push: puts bytes of a cached object into an inode's page cache; None where there is no kernel.
         directories: open directory streams by inode, the one that was opened longest ago first.
         intents: what is done to local directories, for the next worker.
     """
@@ -104,6 +107,7 @@ class FileSystem:
     owner: tuple[int, int]
     started_ns: int
     open_max: int = 1000
+    push: Callable[[Ino, Pushable, int, int], Awaitable[bool]] | None = None
     directories: dict[Ino, Directory] = field(default_factory=dict)
     intents: Intents = field(init=False)
 
@@ -278,7 +282,8 @@ class FileSystem:
         """Return bytes of an open file; see `Source.read` for the buffer's life."""
         file = self.files.get(ino)
         source = (file.source if file is not None else None) or await self._source(ino)
-        found = await source.read(offset, length)
+        push = functools.partial(self.push, ino) if self.push is not None else None
+        found = await source.read(offset, length, push)
         served_from(source.served_from)
         return found
 

@@ -20,7 +20,7 @@ import trio
 
 from vfs.errors import ReadOnly, Stale, Unavailable
 from vfs.filesystem.scratch import scratch
-from vfs.filesystem.tree import Buffer, Changes, Child, Node
+from vfs.filesystem.tree import Buffer, Changes, Child, Node, Push
 from vfs.model import Kind, LakePath, Version, join, split
 from vfs.namespace.mounts import STATUS_PREFIX, MountPoint
 from vfs.oserrors import Translated, meaning_of
@@ -257,7 +257,7 @@ class LocalSource:
     def backing_fd(self) -> int | None:
         return self._fd
 
-    async def read(self, offset: int, length: int) -> Buffer:
+    async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
         # Never from a map of the file: truncated under us that would be a SIGBUS.
         buffer = scratch(length)[:length]
         with Translated(self._subject):

@@ -19,10 +19,11 @@ from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN
 from vfs.extents.placement import is_same, served_here
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
+from vfs.filesystem.expected import PAGE, PUSH_BYTES_MIN, Expected
 from vfs.filesystem.local import LocalSource
 from vfs.filesystem.reads import ReadReports
 from vfs.filesystem.scratch import scratch
-from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node, Source
+from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node, Push, Source
 from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, join, object_key, split
 from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
 from vfs.namespace.mounts import MountPoint
@@ -56,6 +57,7 @@ class RemoteTree:
         cache_root: str,
         objects: OpenObjects,
         reports: ReadReports,
+        expected: Expected,
         clock: Clock,
         policy: InForce,
         owner: tuple[int, int],
@@ -66,6 +68,7 @@ class RemoteTree:
         self._cache_root = cache_root
         self._objects = objects
         self._reports = reports
+        self._expected = expected
         self._clock = clock
         self._policy = policy
         self._owner = owner
@@ -177,7 +180,7 @@ class RemoteTree:
             return replica
         key = object_key(self._point.site, self._point.site_path(path), version)
         deadline_s = functools.partial(self._deadline_s, path, size=version.size)
-        source = ObjectSource(path, key, version, self._agent, self._objects, self._reports, deadline_s)
+        source = ObjectSource(path, key, version, self._agent, self._objects, self._reports, self._expected, deadline_s)
         source.root = self._cache_root
         if version.size >= PASSTHROUGH_BYTES_MIN and not source.open_complete():
             await source.open_with_agent()
@@ -256,6 +259,7 @@ class ObjectSource:
         agent: AgentClient,
         objects: OpenObjects,
         reports: ReadReports,
+        expected: Expected,
         deadline_s: Callable[[Access], float],
     ) -> None:
         self._path = path
@@ -264,7 +268,9 @@ class ObjectSource:
         self._agent = agent
         self._objects = objects
         self._reports = reports
+        self._expected = expected
         self._deadline_s = deadline_s
+        self._in_hand: Counter[int] = Counter()
         self._backing_fd: int | None = None
         self._is_complete = False
         self._connection = self._kept_by = -1
@@ -302,11 +308,20 @@ class ObjectSource:
         self._connection = self._agent.connections
         self.root = opened.root
 
-    async def read(self, offset: int, length: int) -> Buffer:
+    async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
         length = min(length, self._version.size - offset)
         if length <= 0:
             return b""
         self._reports.note(self._key, offset, length)
+        self._in_hand[offset] += 1
+        try:
+            return await self._read(offset, length, push)
+        finally:
+            self._in_hand[offset] -= 1
+            if not self._in_hand[offset]:
+                del self._in_hand[offset]
+
+    async def _read(self, offset: int, length: int, push: Push | None) -> Buffer:
         needs: Counter[int] = Counter()  # by what was broken; a range of many broken blocks takes as many rounds
         while max(needs.values(), default=0) <= _REREADS_MAX:
             gap, broken = (offset, length), -1
@@ -315,6 +330,10 @@ class ObjectSource:
                 absent = cached.missing(offset, length)
                 if absent is not None:
                     gap = absent
+                elif push is not None and (behind := self._behind(cached, offset, length)):
+                    await self._push(cached, offset + length, behind, push)
+                    push = None
+                    continue  # the world may have changed
                 elif (found := cached.read(offset, length, scratch(length + 2 * BLOCK))) is not None:
                     return found  # else it was evicted between the two looks
             except (NotFound, Corrupt) as exc:
@@ -328,6 +347,23 @@ class ObjectSource:
             await self._need(*gap, broken)
             self._objects.drop_if_gone(self._key)
         raise Corrupt(self._path, f"bytes {offset}+{length} keep failing their digest", "check the cache disk")
+
+    def _behind(self, cached: CachedObject, offset: int, length: int) -> int:
+        """Return how many bytes behind a read are expected to be read, lie in the cache, and in no page of a read in hand."""
+        end = offset + length
+        wanted = self._expected.behind(self._key, offset, end)
+        if not wanted or end % PAGE:
+            return 0
+        stop = min(-(-(end + wanted) // PAGE) * PAGE, self._version.size)
+        stop = min((other for other in self._in_hand if end <= other < stop), default=stop)
+        absent = cached.missing(end, stop - end)
+        found = (stop if absent is None else absent[0]) - end
+        return found if found >= PUSH_BYTES_MIN else 0
+
+    async def _push(self, cached: CachedObject, start: int, length: int, push: Push) -> None:
+        if await push(cached, start, length):
+            self._expected.pushed(self._key, start, start + length)
+            self._reports.note(self._key, start, length)
 
     async def _need(self, offset: int, length: int, broken: int) -> None:
         self._reports.send(self._key)
@@ -368,6 +404,7 @@ class ObjectSource:
 
     def close(self) -> None:
         self.shed()
+        self._expected.forget(self._key)
         if self._agent.connections in (self._connection, self._kept_by):
             self._reports.send(self._key)  # the last reads count too
             self._agent.tell_nowait(wire.CloseObject(self._key))

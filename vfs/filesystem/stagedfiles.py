@@ -9,7 +9,7 @@ import xxhash
 
 from vfs.filesystem.scratch import scratch
 from vfs.filesystem.staging import StagingArea
-from vfs.filesystem.tree import Buffer, Child, Directory, Node
+from vfs.filesystem.tree import Buffer, Child, Directory, Node, Push
 from vfs.oserrors import Translated
 from vfs.usage import Source as From
 
@@ -39,7 +39,7 @@ class StagedSource:
     def backing_fd(self) -> int | None:
         return self._fd
 
-    async def read(self, offset: int, length: int) -> Buffer:
+    async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
         buffer = scratch(length)[:length]
         with Translated(self._subject):
             count = os.preadv(self._fd, [buffer], offset)

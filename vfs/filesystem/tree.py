@@ -6,8 +6,9 @@ Pure: no I/O, no clock. The implementations run on trio.
 from __future__ import annotations
 
 import stat
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Protocol, Self, TypeGuard
 
 from vfs.model import Kind, LakePath, Version
 from vfs.usage import Source as From
@@ -69,6 +70,30 @@ class Directory(Protocol):
         ...
 
 
+class Pushable(Protocol):
+    """Bytes that a thread can read, checked, while the loop goes on: a cached object."""
+
+    def duplicate(self) -> Self:
+        """Return the same with descriptors of its own."""
+        ...
+
+    def read(self, offset: int, length: int, scratch: memoryview) -> memoryview | None:
+        """Return the bytes, in `scratch`; None where some are not there any more.
+
+        Raises:
+            Corrupt.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        ...
+
+
+Push = Callable[[Pushable, int, int], Awaitable[bool]]
+"""Puts whole pages (offset, length) into the page cache of the inode that is read; returns whether it did."""
+
+
 class Source(Protocol):
     """The bytes of one version of one file. Shared by all handles on its inode."""
 
@@ -82,8 +107,11 @@ class Source(Protocol):
         """A descriptor of a complete, verified local file of exactly this version, for passthrough; else None."""
         ...
 
-    async def read(self, offset: int, length: int) -> Buffer:
+    async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
         """Return the bytes `[offset, offset + length)`, fewer only at the end of the file.
+
+        Args:
+            push: for what is expected to be read next, where that is known and at hand.
 
         The buffer is valid until the next await of the caller.
 

@@ -27,6 +27,7 @@ from vfs.clock import Clock, SystemClock  # noqa: E402
 from vfs.errors import InvalidPolicy  # noqa: E402
 from vfs.extents.layout import store_root  # noqa: E402
 from vfs.filesystem.agent import AgentClient  # noqa: E402
+from vfs.filesystem.expected import Expected  # noqa: E402
 from vfs.filesystem.filesystem import FileSystem  # noqa: E402
 from vfs.filesystem.local import LocalTree  # noqa: E402
 from vfs.filesystem.openfiles import OpenFiles  # noqa: E402
@@ -42,6 +43,7 @@ from vfs.kernel.account import Account  # noqa: E402
 from vfs.kernel.attach import attach, serve  # noqa: E402
 from vfs.kernel.expire import can_expire, concerns_names, expire  # noqa: E402
 from vfs.kernel.operations import Operations  # noqa: E402
+from vfs.kernel.push import PageCache  # noqa: E402
 from vfs.kernel.trace import Recorder  # noqa: E402
 from vfs.logs import log_to  # noqa: E402
 from vfs.model import LakePath  # noqa: E402
@@ -115,6 +117,7 @@ class _Worker:
         clock = SystemClock()
         mounts = build_mount_table(self._config, self._rundir.public)
         objects, reports = OpenObjects(self._open_max // 4), ReadReports(self._agent)
+        expected = Expected()
         policy = InForce(self._policies)
         with contextlib.ExitStack() as stack:
             inodes = InodeTable(self._rundir.inodes, fresh=not self._args.resend)
@@ -138,6 +141,7 @@ class _Worker:
                     cache_root=store_root(self._config.cache.directory),
                     objects=objects,
                     reports=reports,
+                    expected=expected,
                     clock=clock,
                     policy=policy,
                     owner=owner,
@@ -147,10 +151,18 @@ class _Worker:
                     trees[point.prefix] = StagedTree(point, remote, area, policy=policy, owner=owner)
             files = OpenFiles(inodes, self._passthrough, clock, open_max=self._open_max // 4)
             self._agent.on_connect = files.announce
-            filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4)
+            push = PageCache(self._args.fuse_fd).push
+            filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4, push)
             stack.callback(filesystem.close)
             recorder = Recorder(filesystem, self._agent, self._passthrough.caller, clock)
-            self._agent.on_told = recorder.told
+
+            def told(answer: wire.Answer) -> None:
+                if isinstance(answer, wire.Expect):
+                    expected.note(answer.key, answer.ranges)
+                else:
+                    recorder.told(answer)
+
+            self._agent.on_told = told
             if self._args.resend:
                 await filesystem.intents.settle(mounts, trees)
             await self._serve(filesystem, reports, recorder, area)

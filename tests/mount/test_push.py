@@ -1,0 +1,136 @@
+"""What goes along with a read into the page cache, through a real mount: right bytes, few requests of the kernel."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from tests.lake import Lake, http_lake, mounted, wait_until, why_no_mount
+from tests.servers.wan_origin import WanOrigin
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
+]
+LAYERS = 24
+Tensors = dict[str, np.ndarray]
+
+
+def tensors(seed: int) -> Tensors:
+    """Return 25 MB in 49 tensors."""
+    chance = np.random.default_rng(seed)
+    found: Tensors = {"embed": chance.integers(0, 255, (400, 1024), np.uint8)}
+    for layer in range(LAYERS):
+        found[f"layers.{layer}.up"] = chance.integers(0, 255, (1001, 1024), np.uint8)
+        found[f"layers.{layer}.bias"] = chance.integers(0, 255, 1021, np.uint8)
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Tensors:
+    return tensors(1)
+
+
+@pytest.fixture(scope="module")
+def lake(wan_origin_server: WanOrigin, checkpoint: Tensors) -> Iterator[Lake]:
+    root = wan_origin_server.root / "push"
+    root.mkdir()
+    for name in ("few", "orders", "kills", "random", "replaced"):
+        (root / name).mkdir()
+        save_file(checkpoint, root / name / "model.safetensors")
+    with mounted(http_lake(f"{wan_origin_server.url}/push", ttl="500ms")) as lake:
+        yield lake
+
+
+def wrong(file: Path, names: list[str], checkpoint: Tensors) -> list[str]:
+    """Return the tensors that a mapped file shows otherwise than they were written."""
+    with safe_open(file, framework="np") as shard:
+        return [name for name in names if not np.array_equal(shard.get_tensor(name), checkpoint[name])]
+
+
+def test_tensors_cost_few_requests_of_the_kernel(lake: Lake, checkpoint: Tensors) -> None:
+    file = lake.root / "few/model.safetensors"
+    before = lake.requests("read")
+    assert wrong(file, sorted(checkpoint), checkpoint) == []
+    assert lake.requests("read") - before < file.stat().st_size // (64 << 10) / 2
+
+
+def test_threads_that_go_through_a_file_in_several_orders_see_its_bytes(lake: Lake, checkpoint: Tensors) -> None:
+    names, found = sorted(checkpoint), []
+    shuffled = random.Random(2).sample(names, len(names))
+    orders = [names, names[::-1], shuffled, names[LAYERS:] + names[:LAYERS]]
+    readers = [
+        threading.Thread(
+            target=lambda order=order: found.extend(wrong(lake.root / "orders/model.safetensors", order, checkpoint))
+        )
+        for order in orders
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(60)
+    assert not any(reader.is_alive() for reader in readers)
+    assert found == []
+
+
+def test_readers_see_the_right_bytes_while_workers_are_killed(lake: Lake, checkpoint: Tensors, wan_origin: WanOrigin) -> None:
+    wan_origin.shape(rtt_ms=20, mbit=200)  # a second for the file: workers die in the middle of pushes
+    names, found, rounds = sorted(checkpoint), [], []
+    orders = [names, names[::-1], names[LAYERS:] + names[:LAYERS]]
+
+    def read(order: list[str]) -> None:
+        for start in [*range(0, len(order), 5)] * 2:
+            found.extend(wrong(lake.root / "kills/model.safetensors", order[start : start + 5], checkpoint))
+            rounds.append(start)
+
+    readers = [threading.Thread(target=read, args=(order,)) for order in orders]
+    for reader in readers:
+        reader.start()
+    for kill in range(1, 4):
+        wait_until(lambda least=5 * kill: len(rounds) >= least, "more tensors")
+        worker = lake.pid("worker")
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda dead=worker: lake.pid("worker") != dead, "the next worker")
+    for reader in readers:
+        reader.join(60)
+    assert not any(reader.is_alive() for reader in readers)
+    assert found == []
+
+
+def test_reads_past_the_page_cache_are_right_and_end_the_pushing(lake: Lake, wan_origin: WanOrigin) -> None:
+    file = lake.root / "random/model.safetensors"
+    expected = (wan_origin.root / "push/random/model.safetensors").read_bytes()
+    fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
+    try:
+        found = b"".join(iter_reads(lambda offset: os.pread(fd, 128 << 10, offset), len(expected), 128 << 10))
+    finally:
+        os.close(fd)
+    assert found == expected
+
+
+def iter_reads(read: Callable[[int], bytes], size: int, step: int) -> Iterator[bytes]:
+    return (read(offset) for offset in range(0, size, step))
+
+
+def test_checkpoint_that_is_replaced_is_seen_whole_in_either_version(
+    lake: Lake, checkpoint: Tensors, wan_origin: WanOrigin
+) -> None:
+    file, origin = lake.root / "replaced/model.safetensors", wan_origin.root / "push/replaced"
+    names, newer = sorted(checkpoint), tensors(2)
+    with safe_open(file, framework="np") as held:
+        assert all(np.array_equal(held.get_tensor(name), checkpoint[name]) for name in names[:LAYERS])
+        save_file(newer, origin / "fresh")
+        (origin / "fresh").rename(origin / "model.safetensors")
+        wait_until(lambda: np.array_equal(load_file(file)["embed"], newer["embed"]), "the new version", 10)
+        assert wrong(file, names, newer) == []
+        assert all(np.array_equal(held.get_tensor(name), checkpoint[name]) for name in names[:LAYERS])
