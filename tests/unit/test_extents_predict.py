@@ -215,6 +215,12 @@ def test_the_order_that_was_followed_is_learned() -> None:
     assert (learned.order, learned.backwards) == (Order.PATTERN, False)
 
 
+def test_one_reader_going_through_the_file_is_not_taken_for_one_pattern_after_the_other() -> None:
+    learned = load(checkpoint(), [names(checkpoint(), "mlp")]).prediction.learned()
+    assert learned is not None
+    assert (learned.order, learned.backwards) == (Order.OFFSET, False)
+
+
 # Readers without an order
 
 

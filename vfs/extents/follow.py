@@ -126,8 +126,8 @@ class Follow:
             return False
         was, explained = self._best, False
         if self._recent:
-            recent = set(self._recent)
-            points = [self._points(line, member, recent, believed) for line in self._lines]
+            ages = {each: age for age, each in enumerate(reversed(self._recent), 1)}
+            points = [self._points(line, member, ages, believed) for line in self._lines]
             self._scores = [score * _DECAY + point for score, point in zip(self._scores, points, strict=True)]
             self._best = max(range(len(self._scores)), key=self._scores.__getitem__)
             explained = points[self._best] > 0
@@ -155,11 +155,14 @@ class Follow:
         if self.jumps:
             self.jumps.append(True)
 
-    def _points(self, line: _Line, member: int, recent: set[int], believed: set[int]) -> float:
-        """Return 1 if the member's predecessor was read lately, less for those before it, 0 for none."""
+    def _points(self, line: _Line, member: int, ages: dict[int, int], believed: set[int]) -> float:
+        """Return 1 if the member's predecessor is the one that was read last, less for those before either, 0 for none.
+
+        One that was read longer ago counts half at least: readers side by side all read before one of them goes on.
+        """
         for distance, each in enumerate(self._walk(line, line.rank[member], -line.step, believed), 1):
-            if each in recent:
-                return 1 / distance
+            if each in ages:
+                return (1 + 1 / ages[each]) / 2 / distance
             if distance == self._reach:
                 break
         return 0.0
