@@ -55,7 +55,7 @@ def run_line(link: Link, *, rtt_s: float, bytes_per_s: float, request: int, seco
 @pytest.mark.parametrize(
     ("rtt_s", "bytes_per_s", "length", "window"),
     [
-        pytest.param(0.1, 125e6, MIB, (20, 40), id="1-gbit-100-ms"),
+        pytest.param(0.1, 125e6, MIB, (20, 32), id="1-gbit-100-ms"),
         pytest.param(0.1, 1.25e9, 8 * MIB, (24, 48), id="10-gbit-100-ms"),
         pytest.param(0.01, 125e6, MIB, (2, 8), id="1-gbit-10-ms"),
         pytest.param(0.2, 12.5e6, MIB, (4, 9), id="100-mbit-200-ms"),

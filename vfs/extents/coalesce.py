@@ -13,6 +13,7 @@ assumes one request at a time: on a line of 1 Gbit/s and 100 ms it would bridge 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -84,21 +85,37 @@ def coalesce(wanted: Sequence[range], rule: Knobs) -> list[Request]:
     Returns:
         Disjoint requests, the one with the block that is needed first before the others.
     """
-    requests: list[tuple[int, Request]] = []
+    requests: list[Request] = []
     for bridged in _bridge(_merge(wanted), rule):
-        whole = range(bridged[0].start, bridged[-1].stop)
-        for start in range(whole.start, whole.stop, rule.request_blocks):
-            part = range(start, min(start + rule.request_blocks, whole.stop))
-            trimmed = _trim(part, bridged)
-            if trimmed is not None:
-                requests.append((_rank(trimmed, wanted), _request(trimmed, bridged)))
-    requests.sort(key=lambda ranked: (ranked[0], ranked[1].blocks.start))
-    return [request for _, request in requests]
+        stops = [run.stop for run in bridged]
+        for start in range(bridged[0].start, bridged[-1].stop, rule.request_blocks):
+            stop = min(start + rule.request_blocks, bridged[-1].stop)
+            first = bisect_right(stops, start)
+            touched = []
+            while first < len(bridged) and bridged[first].start < stop:
+                touched.append(_overlap(range(start, stop), bridged[first]))
+                first += 1
+            if touched:  # cutting a group can leave a part without any
+                requests.append(_request(touched))
+    return _ordered(requests, wanted)
 
 
-def _request(part: range, runs: Sequence[range]) -> Request:
-    """Return the request for `part`, counting the blocks of it that are in none of the runs."""
-    return Request(part, len(part) - sum(len(_overlap(part, run)) for run in runs))
+def _request(runs: Sequence[range]) -> Request:
+    """Return the request from the first run to the last one, counting the blocks between them."""
+    part = range(runs[0].start, runs[-1].stop)
+    return Request(part, len(part) - sum(map(len, runs)))
+
+
+def _ordered(requests: Sequence[Request], wanted: Sequence[range]) -> list[Request]:
+    """Return ascending requests in the order of the first wanted range that lies in each."""
+    stops = [request.blocks.stop for request in requests]
+    ranks: dict[int, int] = {}
+    for rank, run in enumerate(wanted):
+        place = bisect_right(stops, run.start)
+        while place < len(requests) and requests[place].blocks.start < run.stop:
+            ranks.setdefault(place, rank)
+            place += 1
+    return [requests[place] for place in sorted(ranks, key=lambda place: (ranks[place], place))]
 
 
 def _merge(wanted: Sequence[range]) -> list[range]:
@@ -125,17 +142,6 @@ def _bridge(runs: Sequence[range], rule: Knobs) -> list[list[range]]:
             groups.append([run])
             wanted, wasted = len(run), 0
     return groups
-
-
-def _trim(part: range, runs: Sequence[range]) -> range | None:
-    """Return `part` without unwanted blocks at its ends, which cutting a group can leave; None: it has no other."""
-    touched = [overlap for run in runs if (overlap := _overlap(part, run))]
-    return range(touched[0].start, touched[-1].stop) if touched else None
-
-
-def _rank(part: range, wanted: Sequence[range]) -> int:
-    """Return the place of the first wanted range that lies in it."""
-    return next(rank for rank, run in enumerate(wanted) if _overlap(part, run))
 
 
 def _overlap(one: range, other: range) -> range:

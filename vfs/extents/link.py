@@ -2,12 +2,15 @@
 
 Pure: no I/O, no clock; every event says when it happened.
 
-The window follows the line: twice what bandwidth and time to first byte hold, in requests of the size that is usual. As long
-as more requests bring more bytes this doubles the window with every look; once the line is full it stays. A site that asks
-for fewer requests halves a ceiling above the window, which then rises again by one with every look.
+At first the window grows by one with each request that ends, twice as large after each round trip, until more requests bring
+no more bytes, or a first byte waits twice as long behind others as the line is long. From then on it follows the line: twice
+what bandwidth and time to first byte hold, in requests of the size that is usual. Every request more would only queue, and
+what a reader waits for behind it. A site that asks for fewer requests halves a ceiling above the window, which then rises
+again by one with every look.
 
 Source: the estimators are those of BBR (Cardwell et al. 2016), a maximum of the delivery rate and a minimum of the delay,
-over requests in place of packets; the ceiling is TCP's additive increase and multiplicative decrease.
+over requests in place of packets. The start is TCP's, with the delay that ends HyStart (Ha and Rhee 2008), the ceiling its
+additive increase and multiplicative decrease.
 """
 
 from __future__ import annotations
@@ -24,6 +27,12 @@ LOOK_S_MIN = 0.1
 """Between two looks at the rate at least; else two times to first byte, after which a larger window shows."""
 RATES_KEPT = 10
 DELAYS_KEPT = 128
+HELD = 2.0
+"""Of what the line holds: once, and a half since requests end in lumps; the rest is for reads that wait (`requests.py`)."""
+GROWTH = 1.25
+"""Of the rate from one look at a full window to the next, below which a larger window brings nothing."""
+QUEUED = 3.0
+"""A first byte after so many unloaded delays: twice as many requests wait in the line as it carries."""
 DELAY_DRIFT = 1.0003
 """How the unloaded delay rises with each look unless it is seen again: while our own requests queue nobody sees it, and a
 window that believed the loaded delay would grow without end. 0.3 % a second follows a route that has become longer."""
@@ -103,6 +112,7 @@ class Link:
         self._look_bytes = 0
         self._look_full = False
         self._backed_off_s = -math.inf
+        self._is_filling = True
 
     # Events
 
@@ -112,8 +122,8 @@ class Link:
         Args:
             more_wait: others wait for their turn, so the line carries as much as the window lets it.
         """
-        if not self.in_flight or self._look_began_s is None:
-            self._begin_look(now_s)
+        if not self.in_flight:
+            self._look_began_s = None
         self.in_flight += 1
         self._tried_s = now_s
         self._look_full |= more_wait or self.in_flight >= self.window
@@ -122,6 +132,7 @@ class Link:
         """A request got its first byte `after_s` after it was sent."""
         self._delays.append(after_s)
         self._delay_min = min(after_s, self._delay_min or after_s)
+        self._is_filling &= after_s <= QUEUED * self._delay_min
 
     def hinted(self, after_s: float) -> None:
         """A question that brought no bytes was answered `after_s` after it was sent: a guess until a request tells more."""
@@ -130,8 +141,11 @@ class Link:
 
     def received(self, now_s: float, count: int) -> None:
         """Bytes came."""
+        began_s = self._look_began_s
+        if began_s is None:  # the way of the first request is no time at which the line was used
+            self._begin_look(began_s := now_s)
         self._look_bytes += count
-        if self._look_began_s is not None and now_s - self._look_began_s >= max(LOOK_S_MIN, 2 * self.ttfb_s):
+        if now_s - began_s >= max(LOOK_S_MIN, 2 * self.ttfb_s):
             self._look(now_s)
 
     def ended(self, length: int, *, sent_s: float) -> None:
@@ -143,6 +157,8 @@ class Link:
         if self._failures < FAILING_AFTER or sent_s >= self._failed_s + FAILING_REST_S:
             self._failures = 0
         self._request_bytes += (length - self._request_bytes) * (0.1 if self._request_bytes else 1.0)
+        if self._is_filling:
+            self.window = int(max(self.window, min(self.window + 1, self._ceiling)))
 
     def cancelled(self) -> None:
         """A request was given up by us."""
@@ -161,6 +177,7 @@ class Link:
         if now_s - self._backed_off_s < self.ttfb_s:
             return  # the requests of one window fail together: one reason, one answer
         self._backed_off_s = now_s
+        self._is_filling = False
         self._ceiling = max(self._bounds.window_min, self.window * (0.5 if throttled else 0.8))
         self._follow()
 
@@ -226,6 +243,7 @@ class Link:
     def _look(self, now_s: float) -> None:
         assert self._look_began_s is not None
         rate = self._look_bytes / (now_s - self._look_began_s)
+        self._is_filling &= not (self._look_full and self._rates and rate < GROWTH * max(self._rates))
         if self._look_full or rate > max(self._rates, default=0.0):
             self._rates.append(rate)
         self._ceiling = min(self._bounds.window_max, self._ceiling + 1)
@@ -237,6 +255,6 @@ class Link:
     def _follow(self) -> None:
         """Let the window follow the estimates; before there are any it stays where it is, below the ceiling."""
         wanted = float(self.window)
-        if self._rates and self._delay_min and self._request_bytes:
-            wanted = 1 + math.ceil(2 * max(self._rates) * self.ttfb_s / self._request_bytes)
+        if not self._is_filling and self._rates and self._delay_min and self._request_bytes:
+            wanted = 1 + math.ceil(HELD * max(self._rates) * self.ttfb_s / self._request_bytes)
         self.window = int(max(self._bounds.window_min, min(wanted, self._ceiling, self._bounds.window_max)))

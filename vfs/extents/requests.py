@@ -26,8 +26,9 @@ from vfs.policy.written import ORIGIN, FetchSize
 from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
 
-WINDOW_SHARES = {Priority.FOREGROUND: 1.0, Priority.PREFETCH: 0.875, Priority.BACKGROUND: 0.75}
-"""Of a line's window. Background gets most of it: alone on the line it has to fill it."""
+WINDOW_SHARES = {Priority.FOREGROUND: 1.0, Priority.PREFETCH: 0.75, Priority.BACKGROUND: 0.75}
+"""Of a line's window: prefetches fill the line and half as much again, a read that waits finds a place. Background gets as
+much: alone on the line it has to fill it."""
 Submit = Callable[[int, memoryview], asyncio.Future[None]]
 
 
@@ -222,6 +223,7 @@ class Requests:
                 await self._receive(source, job, left, sink, race)
             finally:
                 job.enter(Cause.STORE, self._clock.monotonic_s())
+                turn.give_back(turn.amount)  # the line is free while the last bytes go to the disk
                 await sink.settle()
 
     async def _receive(self, source: Identity, job: Job, length: int, sink: Sink, race: _Race | None) -> None:
