@@ -18,6 +18,10 @@ BENCHES = {
     "write": ("tests.bench.write", "a checkpoint saved through the mount against the local disk; 4 KiB writes; small files"),
     "admin-load": ("tests.bench.admin_load", "cached reads with and without 200 clients of the admin API"),
     "policy": ("tests.bench.policy", "decisions with 200 rules; opens while 1,000 rules are read anew"),
+    "remote-shapes": (
+        "tests.bench.remote_shapes",
+        "other orders, threads, processes, random reads; growth with RTT and tensors",
+    ),
     "crash": ("tests.bench.crash", "kill -9 of the fs worker under verifying readers"),
 }
 

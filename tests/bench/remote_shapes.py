@@ -1,0 +1,228 @@
+"""Readers of other shapes than one that goes through a checkpoint by name, from an origin 100 ms away at 1 Gbit/s.
+
+Each reading is the first one of a new mount with an empty cache. A ratio sets its time against that of the plain shape: one
+reader, in the order of names, or from begin to end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.bench.checkpoint import write_checkpoint
+from tests.bench.measure import NotHere
+from tests.bench.remote import CONFIG, MODALITY, RTT_MS, read_tensors, through
+from tests.bench.report import Outcome, Section
+from tests.lake import Lake, mounted, why_no_mount
+from tests.servers.wan_origin import WanOrigin, wan_origin
+
+MIB = 1 << 20
+RANDOM_READS = 40
+HANDLES = 500
+READERS = 8
+RTTS_MS = (1, 10, 100, 200)
+COUNTS = (100, 1000, 10_000)
+GROWTH_BYTES = 64 * MIB
+MEMORY = "96MiB"
+"""Of what is in flight, as configured for the 500 handles."""
+
+
+def run(scale: float, say: Callable[[str], None]) -> Outcome:
+    """Measure all shapes."""
+    if why := why_no_mount():
+        raise NotHere(why)
+    with tempfile.TemporaryDirectory(prefix="foremount-bench-") as made:
+        base = Path(made)
+        say("writing the files")
+        write_checkpoint(base / "origin" / "step_1000", layers=max(4, int(48 * scale)), width=768, vocabulary=32000)
+        chance = np.random.default_rng(3)
+        (base / "origin" / "large.bin").write_bytes(chance.bytes(int(512 * scale) * MIB))
+        (base / "origin" / "part.bin").write_bytes(chance.bytes(max(16, int(128 * scale)) * MIB))
+        with wan_origin(base / "origin", rtt_ms=RTT_MS, mbit=1000, log=base / "origin.log") as origin:
+            shapes = _Shapes(base, origin, say)
+            shapes.orders()
+            shapes.processes()
+            shapes.random_reads()
+            shapes.handles()
+            shapes.growth(scale)
+        return shapes.outcome
+
+
+class _Shapes:
+    """One run."""
+
+    def __init__(self, base: Path, origin: WanOrigin, say: Callable[[str], None]) -> None:
+        self.outcome = Outcome()
+        self._base = base
+        self._origin = origin
+        self._say = say
+
+    @contextmanager
+    def _lake(self, more: str = "") -> Iterator[Lake]:
+        scratch = self._base / "round"
+        scratch.mkdir()
+        try:
+            with mounted(CONFIG.replace("{url}", self._origin.url) + more, scratch) as lake:
+                yield lake
+        finally:
+            shutil.rmtree(scratch)
+
+    def orders(self) -> None:
+        """Name order forwards and backwards, and several threads."""
+        expected = read_tensors(self._base / "origin" / "step_1000", ["--only", MODALITY])
+        rows, plain = [], 0.0
+        shapes = [("plain", []), ("reverse", ["--order", "reverse"])]
+        shapes += [(f"threads_{count}", ["--threads", str(count)]) for count in (2, 4, 8, 16)]
+        for name, words in shapes:
+            self._say(f"one modality, {name}")
+            with self._lake() as lake:
+                found = through(lake, self._origin, "step_1000", ["--only", MODALITY, *words])
+            self._require(found.digest == expected["digest"], f"{name}: the tensors differ from the source")
+            plain = plain or found.seconds
+            self.outcome.figures[f"{name}_vs_plain"] = found.seconds / plain
+            crossed = found.crossed / found.wanted
+            rows.append(
+                [name, f"{found.seconds:.2f} s", f"{found.seconds / plain:.2f}", f"{crossed:.3f}", str(found.requests)]
+            )
+        self._table("one modality", ["", "time", "vs plain", "crossed/wanted", "requests"], rows)
+
+    def processes(self) -> None:
+        """One file from begin to end: by one process, four that share a descriptor, eight that know nothing of each other."""
+        rows, plain = [], 0.0
+        size = (self._base / "origin" / "part.bin").stat().st_size
+        for name, shape, count in (
+            ("whole", "whole", 1),
+            ("forked_4", "forked", 1),
+            (f"processes_{READERS}", "whole", READERS),
+        ):
+            self._say(f"one file, {name}")
+            with self._lake() as lake:
+                self._origin.reset_stats()
+                found = [said(reader) for reader in [self._reader(lake, "part.bin", shape) for _ in range(count)]]
+                crossed = self._origin.stats()["bytes"] / size
+            self._require(all(each["right"] for each in found), f"{name}: wrong bytes")
+            seconds = max(each["seconds"] for each in found)
+            plain = plain or seconds
+            self.outcome.figures[f"{name}_vs_plain"] = seconds / plain
+            self.outcome.figures[f"{name}_bytes_vs_size"] = crossed
+            rows.append([name, f"{seconds:.2f} s", f"{seconds / plain:.2f}", f"{crossed:.3f}"])
+        self._table(f"one file of {size // MIB} MiB", ["", "time", "vs plain", "crossed/size"], rows)
+
+    def random_reads(self) -> None:
+        """Reads of 4 MiB at random."""
+        self._say(f"{RANDOM_READS} random reads of 4 MiB")
+        with self._lake() as lake:
+            lake_stat = (lake.root / "large.bin").stat()
+            self._origin.reset_stats()
+            found = said(self._reader(lake, "large.bin", "random", "--count", str(RANDOM_READS), "--length", str(4 * MIB)))
+            stats = self._origin.stats()
+        self._require(found["right"], "random: wrong bytes")
+        own = stats["by_path"]["/large.bin"]
+        self.outcome.figures["random_requests_per_read"] = own["requests"] / RANDOM_READS
+        self.outcome.figures["random_bytes_vs_wanted"] = own["bytes"] / found["bytes"]
+        row = [f"{found['seconds']:.2f} s", f"{own['requests'] / RANDOM_READS:.2f}", f"{own['bytes'] / found['bytes']:.3f}"]
+        title = f"{RANDOM_READS} random reads of 4 MiB of {lake_stat.st_size // MIB} MiB"
+        self._table(title, ["time", "requests per read", "crossed/wanted"], [row])
+
+    def handles(self) -> None:
+        """One random read of 4 KiB on each of many handles."""
+        self._say(f"{HANDLES} handles")
+        with self._lake(f'[limits]\nmemory = "{MEMORY}"\n') as lake:
+            (lake.root / "large.bin").stat()
+            before = resident(lake.pid("agent"))
+            self._origin.reset_stats()
+            reader = self._reader(lake, "large.bin", "handles", "--count", str(HANDLES), "--length", "4096")
+            assert reader.stdout is not None
+            found = json.loads(reader.stdout.readline())
+            explained = json.loads(lake.command("explain", str(lake.root / "large.bin"), "--json").stdout)
+            grown = (resident(lake.pid("agent")) - before) / MIB
+            crossed = self._origin.stats()["bytes"] / MIB
+            reader.communicate("\n", timeout=60)
+        self._require(found["right"], "handles: wrong bytes")
+        window = window_of(explained)
+        self.outcome.figures["handles_agent_grown_mib"] = grown
+        self.outcome.figures["handles_window"] = window
+        self.outcome.figures["handles_crossed_mib"] = crossed
+        row = [f"{found['seconds']:.2f} s", f"{grown:.0f} MiB", MEMORY, str(window), f"{crossed:.0f} MiB"]
+        self._table(f"{HANDLES} handles, 4 KiB at random", ["time", "agent grown", "budget", "window", "crossed"], [row])
+
+    def growth(self, scale: float) -> None:
+        """The second step of a known layout against round trips and numbers of tensors."""
+        rows: list[tuple[str, float, float]] = []
+        for count in COUNTS if scale >= 1 else COUNTS[:2]:
+            for step in (1, 2):
+                write_even(self._base / "origin" / f"even_{count}" / f"step_{step}", count)
+        cases = [(1000, rtt) for rtt in RTTS_MS] + [(count, int(RTT_MS)) for count in COUNTS if scale >= 1]
+        for count, rtt in cases:
+            self._say(f"growth: {count} tensors, {rtt} ms")
+            self._origin.shape(rtt_ms=rtt, mbit=1000)
+            with self._lake() as lake:
+                first = through(lake, self._origin, f"even_{count}/step_1", [])
+                second = through(lake, self._origin, f"even_{count}/step_2", [])
+            rows.append((f"{count} tensors, {rtt} ms", first.seconds, second.seconds))
+            self.outcome.figures[f"growth_{count}_tensors_{rtt}_ms"] = second.seconds
+        self._origin.shape(rtt_ms=RTT_MS, mbit=1000)
+        longest = max(second for _, _, second in rows)
+        table = [
+            [name, f"{first:.2f} s", f"{second:.2f} s", "#" * round(40 * second / longest)] for name, first, second in rows
+        ]
+        self._table(f"{GROWTH_BYTES // MIB} MiB in all", ["", "first step", "second step", "second step, plotted"], table)
+
+    def _reader(self, lake: Lake, name: str, shape: str, *words: str) -> subprocess.Popen[str]:
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.bench.read_bytes",
+            str(lake.root / name),
+            str(self._base / "origin" / name),
+            shape,
+        ]
+        return subprocess.Popen([*argv, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.outcome.broken.append(otherwise)
+
+    def _table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        self.outcome.sections.append(Section(title, columns, rows))
+
+
+def said(reader: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for a reader and return what it printed."""
+    output, _ = reader.communicate(timeout=600)
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process has."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def window_of(explained: Any) -> int:
+    """Return the window of a handle wherever `explain` shows it."""
+    if isinstance(explained, dict):
+        if "window" in explained and "prefetched_bytes" in explained:
+            return int(explained["window"])
+        return max((window_of(each) for each in explained.values()), default=0)
+    return 0
+
+
+def write_even(directory: Path, count: int) -> None:
+    """Write a checkpoint of `count` tensors of one size, the same bytes in all whatever the count."""
+    directory.mkdir(parents=True)
+    content = np.random.default_rng(5).integers(0, 255, (count, GROWTH_BYTES // count), np.uint8)
+    save_file({f"layers.{index}.weight": content[index] for index in range(count)}, directory / "model.safetensors")
