@@ -60,7 +60,10 @@ def machine(lake: Lake, *, kills: bool) -> type[RuleBasedStateMachine]:
             super().__init__()
             self.through = lake.root / "work" / f"random-{next(_serial)}"
             self.direct = Path(tempfile.mkdtemp(prefix="foremount-test-"))
-            self.through.mkdir()
+            for root in (self.through, self.direct):
+                (root / "a/b").mkdir(parents=True)
+                for name in ("c", "a/c", "a/b/c"):
+                    (root / name).write_bytes(name.encode())
             self.opened: list[tuple[int, int]] = []
             self.kills_left = 2 if kills else 0
 
@@ -215,12 +218,12 @@ def run(lake: Lake, *, kills: bool, examples: int, steps: int) -> None:
 
 
 def test_random_changes_end_as_on_the_disk(lake: Lake) -> None:
-    run(lake, kills=False, examples=40, steps=50)
+    run(lake, kills=False, examples=12, steps=50)
 
 
 @pytest.mark.slow
 def test_random_changes_end_as_on_the_disk_however_often_the_worker_is_killed(lake: Lake) -> None:
-    run(lake, kills=True, examples=6, steps=50)
+    run(lake, kills=True, examples=15, steps=50)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
