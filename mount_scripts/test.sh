@@ -26,6 +26,7 @@ make_venv "$extra"
 need "the tests of HTTP sites against nginx" nginx-light
 need "the benchmarks' peer over S3" s3fs
 need "checking the shell scripts" shellcheck
+need "clicking through the page" chromium chromium-driver
 command -v java >/dev/null 2>&1 || need "the tests of HDFS sites" openjdk-17-jre-headless
 what_is_missing
 if [ -n "$setup_only" ]; then

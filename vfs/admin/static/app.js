@@ -5,7 +5,7 @@ import { Chart } from "/page/chart.js";
 const POLL_MS = 3000, POINTS = 125, EVENTS_SHOWN = 100;
 const SOURCES = { cache: "c0", origin: "c2", replica: "c1", local: "c3", names: "c5" };
 const CAUSES = { latency: "c2", link: "c1", queue: "c3", names: "c5", memory: "c4", store: "c7", upload: "c0", retry: "c6",
-                 deadline: "c6", agent: "c4" };
+                 deadline: "c9", agent: "c8" };
 const $ = (id) => document.getElementById(id);
 let token = sessionStorage.getItem("foremount-token") || "";
 let moments = [], last = null, whyAbout = null, failures = 0, lastEvent = 0;
@@ -337,7 +337,7 @@ $("why-close").addEventListener("click", () => { $("why").hidden = true; $("why-
 $("reload").addEventListener("click", async () => {
   try {
     const done = await (await ask("/v1/policies/reload", { method: "POST", headers: { "If-Match": `"${last.policies.version}"` } })).json();
-    $("reload-said").textContent = done.changes.length ? `${done.changes.length} changes in force, version ${done.after}.` : "Nothing has changed.";
+    $("reload-said").textContent = done.changes.length ? `Changes in force: ${done.changes.length}, version ${done.after}.` : "Nothing has changed.";
   } catch (error) { $("reload-said").textContent = error.message; }
   refresh();
 });
