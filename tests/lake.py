@@ -97,6 +97,10 @@ class Lake:
 
     def requests(self, kind: str) -> float:
         """Return how many requests of a kind ("read", "lookup", …) the worker has had up to this call."""
+        return self.requests_by_kind().get(kind, 0)
+
+    def requests_by_kind(self) -> dict[str, float]:
+        """Return how many requests of each kind the worker has had up to this call."""
 
         def counters() -> dict[str, float]:
             found: dict[str, float] = self.status()["agent_says"]["worker"]["counters"]
@@ -104,8 +108,7 @@ class Lake:
 
         before = counters().get("statfs", 0)
         os.statvfs(self.root)
-        wait_until(lambda: counters().get("statfs", 0) > before, "counters of the worker")
-        return counters().get(kind, 0)
+        return dict(wait_until(lambda: (found := counters()).get("statfs", 0) > before and found, "counters of the worker"))
 
     def log(self, process: str) -> str:
         """Return the log of a process so far."""
