@@ -26,6 +26,7 @@ _COMMANDS = {
     "checkpoints": ("vfs.cli.checkpoints:checkpoints", "List checkpoints: step, state, times; remove incomplete ones."),
     "trace": ("vfs.cli.trace:trace", "Record what is opened and read on a live mount."),
     "replay": ("vfs.cli.replay:replay", "Try another policy or configuration on a recorded run."),
+    "report": ("vfs.cli.report:report", "Collect what a bug report needs in one file, without secrets."),
     "doctor": ("vfs.cli.doctor:doctor", "Check the host, and a live mount against what frameworks need."),
     "config": ("vfs.cli.config:config", "Check a configuration file."),
     "policy": ("vfs.cli.policy:policy", "Check and ask the policy documents."),
