@@ -87,9 +87,7 @@ def test_report_of_processes_that_are_all_stopped_is_written_and_says_so(lake: L
     assert {process["state"] for process in status["processes"].values()} == {"stopped"}
     for program in ("keeper", "worker", "agent"):
         assert "State:\tT (stopped)" in parts[f"stacks/{program}.status.txt"]
-        assert (
-            "do_signal_stop" in parts[f"stacks/{program}.threads.txt"] or "thread" in parts[f"stacks/{program}.threads.txt"]
-        )
+        assert f"--- thread {lake.pid(program)}\n" in parts[f"stacks/{program}.threads.txt"]
     assert "can't write its stacks" in parts["stacks/worker.python.txt"]
     assert int(parts["fuse/waiting"]) >= 1
     assert (lake.root / "file").read_bytes() == b"here"  # and it goes on
