@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import http.server
 import json
 import os
 import random
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -281,3 +283,47 @@ def test_incomplete_checkpoints_are_swept_by_age(dav: tuple[Lake, Path]) -> None
     assert "checkpoint-5" in lake.command("checkpoints", str(work), "--sweep", "1d").stdout
     wait_until(lambda: os.listdir(origin / "foreign") == ["checkpoint-6"], "the removal at the origin")
     assert states(lake, work) == {6: "durable"}
+
+
+@contextmanager
+def hanging_origin() -> Iterator[str]:
+    """An origin that holds nothing, says so, and takes uploads without ever answering."""
+    released = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def do_PUT(self) -> None:
+            released.wait()
+
+        def log_message(self, *args: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            released.set()
+            server.shutdown()
+
+
+def test_a_mount_ends_although_its_origin_hangs_and_the_next_one_uploads_what_it_left(nginx: Nginx, tmp_path: Path) -> None:
+    (nginx.root / "hung").mkdir()
+    (tmp_path / "policy.toml").write_text(POLICY)
+    with hanging_origin() as url:
+        config = DAV.replace("URL", url).replace("TTL", "60s")
+        with mounted(config.replace('"webdav"', '"put"'), tmp_path) as lake:
+            keeper = lake.pid("keeper")
+            staged = lake.root / "lake/a"
+            staged.write_bytes(BIG)
+            wait_until(lambda: lake.status()["agent_says"]["uploads"]["states"].get("uploading"), "the upload to begin")
+            assert lake.command("umount", str(lake.root)).returncode == 0
+            wait_until(lambda: not Path(f"/proc/{keeper}").exists(), "the keeper's end")
+    config = DAV.replace("URL", f"{nginx.url}/dav/hung/").replace("TTL", "60s")
+    with mounted(config, tmp_path):
+        wait_until(lambda: (nginx.root / "hung/a").exists(), "the upload")
+    assert (nginx.root / "hung/a").read_bytes() == BIG

@@ -23,6 +23,11 @@ def troubles_of_agent(says: dict[str, Any]) -> list[Trouble]:
         for name, store in says.get("stores", {}).items()
         if store.get("trouble")
     ]
+    uploads = says.get("uploads") or {}
+    if failing := uploads.get("states", {}).get("failed"):
+        first = next((each for each in uploads.get("troubles", []) if each.get("state") == "failed"), {})
+        what = f"{failing} staged files can't be uploaded, /{first.get('path')} for one: {first.get('why')}"
+        troubles.append(Trouble(what, "mend that; they stay staged on this host and are tried again"))
     if error := says.get("policies", {}).get("error"):
         what = f"the policy documents can't be used, version {says['policies'].get('version')} stays in force: "
         what += f"{error.get('subject')}: {error.get('reason')}"

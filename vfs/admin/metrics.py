@@ -119,6 +119,21 @@ def _requests(seen: Overview) -> Iterator[Sample]:
 
 
 _JOB = ("job", "uid", "cgroup")
+
+
+def _uploads(*keys: str) -> Reader:
+    """Read a number of the uploads; nothing where no remote origin is writable."""
+
+    def read(seen: Overview) -> Iterator[Sample]:
+        found: Any = seen.rooms.rooms.get("uploads")
+        if found is not None:
+            for key in keys:
+                found = found.get(key, 0)
+            yield (), found
+
+    return read
+
+
 METRICS = [
     Line("foremount_info", "gauge", ("version", "policy"), "1; version of the package and of the policy in force",
          lambda seen: iter([((seen.status.version, seen.status.policies.version), 1.0)])),
@@ -178,6 +193,15 @@ METRICS = [
     Line("foremount_site_requests_waiting", "gauge", ("site",), "for their turn", _lines(lambda line: line.waiting)),
     Line("foremount_policy_refused", "gauge", (), "1 while documents can't be used and an older set stays in force",
          _one(lambda seen: seen.policies.error is not None)),
+    Line("foremount_uploads_behind_files", "gauge", (), "staged here that their origins don't have as they are now",
+         _uploads("behind", "files")),
+    Line("foremount_uploads_behind_bytes", "gauge", (), "of these files", _uploads("behind", "bytes")),
+    Line("foremount_uploads_behind_seconds", "gauge", (), "since the oldest of them was complete",
+         _uploads("behind", "seconds")),
+    Line("foremount_uploads_failing_files", "gauge", (), "whose last try failed", _uploads("states", "failed")),
+    Line("foremount_uploaded_files", "counter", (), "that origins have, verified", _uploads("uploaded", "files")),
+    Line("foremount_uploaded_bytes", "counter", (), "that origins took", _uploads("uploaded", "bytes")),
+    Line("foremount_upload_failures", "counter", (), "tries that failed", _uploads("uploaded", "failures")),
     Line("foremount_orders", "gauge", (), "`foremount fetch` orders that go on",
          _one(lambda seen: len(seen.transfers.orders))),
 ]  # fmt: skip

@@ -249,10 +249,22 @@ def _agent_rows(says: dict[str, Any]) -> list[tuple[str, str]]:
             amount += f", {format_size(fetches['unread_bytes'])} of it ahead of readers who did not read it"
         rows.append(("fetched", f"{amount}{', ' * bool(counts)}{counts}"))
     rows += [("line", f"{name}: {_line_words(line)}") for name, line in says.get("lines", {}).items()]
+    if uploads := says.get("uploads"):
+        rows.append(("uploads", _upload_words(uploads)))
     if policies := says.get("policies"):
         documents = ", ".join(policies.get("documents", []))
         rows.append(("policies", f"version {policies.get('version')}: {documents}"))
     return rows + [("site", f"{name}: {_site_words(facts)}") for name, facts in says.get("sites", {}).items()]
+
+
+def _upload_words(uploads: dict[str, Any]) -> str:
+    """Return how far the origins are behind this host."""
+    behind = uploads.get("behind", {})
+    if not behind.get("files"):
+        return "the origins have all that was written here"
+    states = ", ".join(f"{count} {state}" for state, count in uploads.get("states", {}).items())
+    size, age_s = format_size(behind.get("bytes", 0)), behind.get("seconds", 0)
+    return f"the origins lack {behind['files']} files, {size}, the oldest complete for {age_s:.0f} s: {states}"
 
 
 def _line_words(line: dict[str, Any]) -> str:
