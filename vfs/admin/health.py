@@ -25,7 +25,7 @@ def troubles_of_agent(says: dict[str, Any]) -> list[Trouble]:
     ]
     uploads = says.get("uploads") or {}
     if failing := uploads.get("states", {}).get("failed"):
-        first = next((each for each in uploads.get("troubles", []) if each.get("state") == "failed"), {})
+        first: dict[str, Any] = next((each for each in uploads.get("troubles", []) if each.get("state") == "failed"), {})
         what = f"{failing} staged files can't be uploaded, /{first.get('path')} for one: {first.get('why')}"
         troubles.append(Trouble(what, "mend that; they stay staged on this host and are tried again"))
     if error := says.get("policies", {}).get("error"):
