@@ -13,7 +13,7 @@ import pytest
 from tests.servers.hdfs import Hdfs
 from tests.servers.nginx import Nginx
 from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
-from vfs.errors import Corrupt, DirectoryNotEmpty, NotFound, Unavailable, Unsupported
+from vfs.errors import Corrupt, Denied, DirectoryNotEmpty, NotFound, Unavailable, Unsupported
 from vfs.model import Entry, Kind, SiteName, SitePath, Version
 from vfs.sites.faults import Cut
 from vfs.sites.faultywriter import FaultyWriter, Lost
@@ -378,3 +378,30 @@ async def test_parts_that_were_damaged_on_the_way_are_not_published() -> None:
     with pytest.raises(Corrupt):
         await target.writer.finish(upload, receipts)
     assert not await is_there(target, FINAL)
+
+
+@pytest.mark.servers
+async def test_s3_keys_that_the_store_rejects_are_read_again_from_their_file(seaweedfs: SeaweedFs, tmp_path: Path) -> None:
+    keys = tmp_path / "credentials"
+    lines = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
+    keys.write_text(lines.format(ACCESS_KEY, SECRET_KEY))
+    site = seaweedfs.site(NAME, tmp_path.name, keys)
+    writer = S3Writer(
+        site,
+        seaweedfs.url(tmp_path.name),
+        endpoint=seaweedfs.endpoint,
+        credentials_file=str(keys),
+        part_bytes=S3_PART,
+    )
+    target = Target(site, writer, S3_PART)
+    content = pattern(target.size)
+    keys.write_text(lines.format(ACCESS_KEY, "expired"))
+    upload_path = SitePath("rotated")
+    with pytest.raises(Denied):
+        await writer.begin(upload_path, target.size, "a1")
+    keys.write_text(lines.format(ACCESS_KEY, SECRET_KEY))
+    upload = await writer.begin(upload_path, target.size, "a1")
+    await writer.finish(upload, await send_all(target, upload, content))
+    assert await content_of(target, upload_path) == content
+    await writer.close()
+    await site.close()
