@@ -71,8 +71,20 @@ def dav_lake(server: Nginx, name: str, ttl: str = "60s") -> Iterator[tuple[Lake,
 @pytest.fixture(scope="module")
 def dav(nginx: Nginx) -> Iterator[tuple[Lake, Path]]:
     """One mount for all tests that don't disturb it; each writes in a directory of its own."""
+    leave_checkpoints(nginx.root / "shared/foreign")
     with dav_lake(nginx, "shared") as made:
         yield made
+
+
+def leave_checkpoints(root: Path) -> None:
+    """Have two old checkpoints at an origin, one of them without its marker, as a host that died leaves them."""
+    for step in (5, 6):
+        left = root / f"checkpoint-{step}"
+        left.mkdir(parents=True)
+        (left / "model-1.safetensors").write_bytes(b"left by a host that died")
+    (root / "checkpoint-6/model.safetensors.index.json").write_text("{}")
+    for path in root.rglob("*"):
+        os.utime(path, (1, 1))
 
 
 def write(path: Path, body: bytes, *, sync: bool = False) -> None:
@@ -115,7 +127,7 @@ def test_removed_and_renamed_files_are_so_at_the_origin(dav: tuple[Lake, Path]) 
     work = lake.root / "lake/changes"
     for name in ("gone", "kept", "old"):
         write(work / name, name.encode())
-    wait_until(lambda: uploaded(lake), "uploads")
+    wait_until(lambda: all((origin / "changes" / name).exists() for name in ("gone", "kept", "old")), "uploads")
     (work / "gone").unlink()
     (work / "old").rename(work / "new")
     wait_until(lambda: sorted(os.listdir(origin / "changes")) == ["kept", "new"], "removal and rename")
@@ -128,10 +140,9 @@ def test_a_checkpoint_directory_that_is_renamed_is_whole_at_the_origin(dav: tupl
     for index in range(5):
         write(work / f"tmp/part-{index}", BIG[: 100_000 * index])
     (work / "tmp").rename(work / "step_12")
-    wait_until(lambda: (origin / "renamed/step_12").exists() and uploaded(lake), "uploads")
-    wait_until(lambda: len(os.listdir(origin / "renamed/step_12")) == 5, "all files")
-    for index in range(5):
-        assert (origin / f"renamed/step_12/part-{index}").read_bytes() == BIG[: 100_000 * index]
+    parts = {origin / f"renamed/step_12/part-{index}": BIG[: 100_000 * index] for index in range(5)}
+    wait_until(lambda: all(part.exists() for part in parts), "all files")
+    assert {part: part.read_bytes() for part in parts} == parts
 
 
 def test_status_says_that_the_origins_are_not_behind(dav: tuple[Lake, Path]) -> None:
@@ -143,7 +154,7 @@ def test_status_says_that_the_origins_are_not_behind(dav: tuple[Lake, Path]) -> 
     assert said["uploaded"]["files"] >= 1
 
 
-@pytest.mark.parametrize("process", ["agent", "worker"])
+@pytest.mark.parametrize("process", ["agent", pytest.param("worker", marks=pytest.mark.slow)])
 def test_every_acknowledged_byte_comes_to_the_origin_though_a_process_is_killed(nginx: Nginx, process: str) -> None:
     with dav_lake(nginx, f"killed-{process}") as (lake, origin):
         for index in range(12):
@@ -155,6 +166,7 @@ def test_every_acknowledged_byte_comes_to_the_origin_though_a_process_is_killed(
             assert (origin / f"run/{index}").read_bytes() == BIG[: 400_000 + index]
 
 
+@pytest.mark.slow
 def test_what_is_not_uploaded_at_the_end_of_a_mount_is_by_the_next_one(nginx: Nginx, tmp_path: Path) -> None:
     root = nginx.root / "resumed"
     root.mkdir()
@@ -271,13 +283,6 @@ def test_checkpoints_are_listed_with_their_state(dav: tuple[Lake, Path]) -> None
 
 def test_incomplete_checkpoints_are_swept_by_age(dav: tuple[Lake, Path]) -> None:
     lake, origin = dav
-    for step in (5, 6):
-        left = origin / f"foreign/checkpoint-{step}"
-        left.mkdir(parents=True)
-        (left / "model-1.safetensors").write_bytes(b"left by a host that died")
-    (origin / "foreign/checkpoint-6/model.safetensors.index.json").write_text("{}")
-    for path in (origin / "foreign").rglob("*"):
-        os.utime(path, (1, 1))
     work = lake.root / "lake/foreign"
     assert states(lake, work) == {5: "incomplete", 6: "durable"}
     assert "checkpoint-5" in lake.command("checkpoints", str(work), "--sweep", "1d").stdout
