@@ -187,7 +187,7 @@ class Uploads:
         return [
             (node, self._catalog.upload(node.id))
             for node in nodes
-            if node.kind is StagedKind.FILE and node.content and self._commits.record(node) is None
+            if node.kind is StagedKind.FILE and node.content and not node.settled and self._commits.record(node) is None
             if nodes.path(node) is not None
         ]
 
