@@ -1,7 +1,7 @@
 """Counts what each process asks for: operations, bytes and waits by source and cause.
 
-Runs on the worker's loop, some 2 us for a request; what was counted goes to the agent once a second. A process is looked up
-in /proc when it is first seen, and again every half minute: 40 us. Only files are read there that need no lock of the
+Runs on the worker's loop, 2 to 4 us for a request; what was counted goes to the agent once a second. A process is looked up
+in /proc when it is first seen, and again every half minute: 75 us. Only files are read there that need no lock of the
 process's memory map: a caller in a page fault of ours holds it, and waits for us.
 
 What cannot be counted: reads that the kernel answers from its page cache or in passthrough never come here. Their opens do.

@@ -49,7 +49,10 @@ class Operations(pyfuse3.Operations):
         account.path_of = self._path
 
     def _path(self, arguments: Sequence[object]) -> str:
-        """Return which lake path a request is about, for people: an inode, or a name in one."""
+        """Return which lake path a request is about, for people: an inode, or a name in one.
+
+        Never raises: what is only shown may not cost the request its answer.
+        """
         ino, name = (*arguments, None, None)[:2]
         try:
             if not isinstance(ino, int):
@@ -57,6 +60,9 @@ class Operations(pyfuse3.Operations):
             path = self._fs.inodes.path(Ino(ino), *([name] if isinstance(name, bytes) else []))
             return "/" + os.fsencode(path).decode(errors="replace")
         except ForemountError:
+            return ""
+        except Exception:
+            log.exception("bug while a path was looked up for the books")
             return ""
 
     @guarded
