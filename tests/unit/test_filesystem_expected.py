@@ -25,18 +25,28 @@ KEY = ObjectKey("object")
 )
 def test_the_rest_of_the_range_in_which_a_read_ends_goes_along(offset: int, end: int, behind: int) -> None:
     expected = Expected()
+    expected.opened(KEY)
     expected.note(KEY, [(8 * MIB, 64 * MIB), (MIB, MIB)])
     assert expected.behind(KEY, offset, end) == behind
 
 
+def test_what_is_expected_of_an_object_that_is_not_open_is_not_kept() -> None:
+    expected = Expected()
+    expected.note(KEY, [(0, MIB)])
+    expected.opened(KEY)
+    assert expected.behind(KEY, 0, 64 * KIB) == 0
+
+
 def test_a_range_ends_where_the_next_one_begins() -> None:
     expected = Expected()
+    expected.opened(KEY)
     expected.note(KEY, [(0, MIB), (MIB, MIB)])
     assert expected.behind(KEY, 0, 64 * KIB) == MIB - 64 * KIB
 
 
 def test_nothing_goes_along_of_an_object_that_was_closed() -> None:
     expected = Expected()
+    expected.opened(KEY)
     expected.note(KEY, [(0, MIB)])
     expected.forget(KEY)
     assert expected.behind(KEY, 0, 64 * KIB) == 0
@@ -44,6 +54,7 @@ def test_nothing_goes_along_of_an_object_that_was_closed() -> None:
 
 def test_a_reader_that_asks_again_for_what_it_was_given_is_given_nothing_more() -> None:
     expected = Expected()
+    expected.opened(KEY)
     expected.note(KEY, [(0, 64 * MIB)])
     for start in range(0, 64 * MIB, 2 * MIB):
         if not expected.behind(KEY, start, start + 64 * KIB):
@@ -56,6 +67,7 @@ def test_a_reader_that_asks_again_for_what_it_was_given_is_given_nothing_more() 
 
 def test_a_page_or_two_that_come_back_change_nothing() -> None:
     expected = Expected()
+    expected.opened(KEY)
     expected.note(KEY, [(0, 640 * MIB)])
     for start in range(0, 640 * MIB, 2 * MIB):
         assert expected.behind(KEY, start, start + 64 * KIB)

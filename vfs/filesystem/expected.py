@@ -54,13 +54,19 @@ class Expected:
     def __init__(self) -> None:
         self._objects: dict[ObjectKey, _Object] = {}
 
+    def opened(self, key: ObjectKey) -> None:
+        """The object is read here: what is expected of others, which are only being fetched, is not kept."""
+        self._objects.setdefault(key, _Object())
+
     def forget(self, key: ObjectKey) -> None:
         """The object is closed."""
         self._objects.pop(key, None)
 
     def note(self, key: ObjectKey, ranges: Iterable[tuple[int, int]]) -> None:
         """Ranges (offset, length) of an object are going to be read."""
-        found = self._objects.setdefault(key, _Object())
+        found = self._objects.get(key)
+        if found is None:
+            return
         for offset, length in ranges:
             if len(found.ranges) < _RANGES_MAX:
                 insort(found.ranges, (offset, offset + length))

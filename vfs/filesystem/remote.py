@@ -304,7 +304,12 @@ class ObjectSource:
     async def open_with_agent(self) -> None:
         """Have the agent prepare the object and keep it."""
         call = wire.OpenObject(self._path, self._version)
-        opened = await self._agent.call(call, wire.Opened, self._path, self._deadline_s(Access.OPEN))
+        self._expected.opened(self._key)  # before the answer: what is expected may come right behind it
+        try:
+            opened = await self._agent.call(call, wire.Opened, self._path, self._deadline_s(Access.OPEN))
+        except BaseException:
+            self._expected.forget(self._key)
+            raise
         self._connection = self._agent.connections
         self.root = opened.root
 
