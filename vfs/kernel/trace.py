@@ -50,6 +50,7 @@ class Recorder:
     ) -> None:
         self.recording = False
         self._filesystem = filesystem
+        self._push = filesystem.push
         self._agent = agent
         self._caller = caller or (lambda: (0, 0))
         self._clock = clock
@@ -71,7 +72,12 @@ class Recorder:
             self._wake.set()
         elif self.recording:
             self._send(last=True)
-        self.recording = told.on
+        self._switch(on=told.on)
+
+    def _switch(self, *, on: bool) -> None:
+        """Nothing is pushed into the page cache meanwhile: of what lies there, nobody says that it is read."""
+        self.recording = on
+        self._filesystem.push = None if on else self._push
 
     async def open(self, ino: Ino, flags: int) -> Opened:
         """Open a file and record it."""
@@ -105,7 +111,7 @@ class Recorder:
             while self.recording:
                 await trio.sleep(_SEND_S)
                 if not self._agent.connected:
-                    self.recording = False  # nobody is recording any more; the next agent says so if somebody is
+                    self._switch(on=False)  # nobody is recording any more; the next agent says so if somebody is
                 elif self.recording and (self._records or self._lost):
                     self._send()
 
