@@ -170,11 +170,20 @@ class StagedChanges:
         parent, changes = self._names.directory(LakePath(split(new_path)[0]))
         old = self._area.nodes.child(parent.id, split(new_path)[1])
         if old is not None and old.id != now.id:
-            if self._area.nodes.children(old.id):
-                raise Busy(new_path, "is being removed at its origin", "try again")
+            changes += self._inherited(new_path, old, now)
             changes += self._unnamed(old, is_open=is_open)
         left = self._leave(now, path)
         self._area.commit([*changes, replace(now, parent=parent.id, name=split(new_path)[1]), *left])
+
+    def _inherited(self, path: LakePath, old: Staged, node: Staged) -> list[Change]:
+        """Return what hands the names that are still being removed in a directory on to the one that takes its place."""
+        changes: list[Change] = []
+        for child in self._area.nodes.children(old.id):
+            taken = self._area.nodes.child(node.id, child.name) is not None
+            if node.kind is not StagedKind.DIRECTORY or (taken and self._area.nodes.children(child.id)):
+                raise Busy(path, "is being removed at its origin", "try again")
+            changes.append(Drop(child.id) if taken else replace(child, parent=node.id))
+        return changes
 
     async def _movable(self, path: LakePath) -> Staged:
         """Return the node of what can be renamed, bringing a small object of the origin here.
