@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -212,7 +212,7 @@ def run(lake: Lake, *, kills: bool, examples: int, steps: int) -> None:
         machine(lake, kills=kills),
         settings=settings(
             max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True, database=None,
-            suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck), report_multiple_bugs=False, phases=[Phase.generate],
         ),
     )  # fmt: skip
 

@@ -156,7 +156,7 @@ class StagedNames:
         """Return a node's attributes; size and times of a file are those of its content here."""
         found = self._area.stat(node) if node.kind is StagedKind.FILE else None
         version = Version(node.size, node.mtime_ns) if found is None else Version(found.st_size, found.st_mtime_ns)
-        mode = node.mode or (0o755 if node.kind is StagedKind.DIRECTORY else 0o644)
+        mode = 0o755 if node.through and not node.mode else node.mode
         return Node(
             Kind(node.kind.value),
             "directory" if node.kind is StagedKind.DIRECTORY else f"{PREFIX}{node.id}",
