@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -36,6 +36,8 @@ _AT_ONCE_MAX = 512
 """Members of a suspected pattern that are handed out before all others: the biases and norms of a checkpoint's layers."""
 _WAITS_MAX = 16
 """Times that a member near a reader may come due before it counts as missed."""
+_LOOKED_AT_MAX = 2048
+"""Members of the queue that are looked at for one read, a millisecond: most of them may have been handed out before."""
 _LONG_RUN_BYTES = 8 << 20
 """A run of reads so long is no random access of large records."""
 _INTERVALS_MAX = 50_000
@@ -100,6 +102,7 @@ class Prediction:
         self._suspected: set[int] = set()
         self._weak: dict[int, int] = {}  # pattern → reads that covered a small member of it and perhaps meant another
         self._misses: dict[int, int] = {}
+        self._done = bytearray(len(layout))  # of each member: whether all of it was handed out, or read before
         self._asked = Spans()
         self._live = Spans()  # asked, not read, not yet due
         self._due: deque[tuple[int, int]] = deque()  # (observations by which it should be read, member)
@@ -170,7 +173,8 @@ class Prediction:
         if seen.wanted:
             self._observed += 1
         for place, member in enumerate(seen.wanted):
-            self._observe(member, jumped=seen.jumped and place == 0, is_end=place in (0, len(seen.wanted) - 1))
+            is_end = place in (0, len(seen.wanted) - 1)
+            self._observe(member, seen.new, jumped=seen.jumped and place == 0, is_end=is_end)
         if seen.wanted and not seen.jumped and seen.run_bytes >= _LONG_RUN_BYTES:
             self._follow.runs_on()
         self._collect_due()
@@ -232,8 +236,12 @@ class Prediction:
 
     # What is wanted
 
-    def _observe(self, member: int, *, jumped: bool, is_end: bool) -> None:
-        """Take in that a member is wanted; of those that one read shows, the first and the last one tell the order."""
+    def _observe(self, member: int, new: list[Range], *, jumped: bool, is_end: bool) -> None:
+        """Take in that a member is wanted; of those that one read shows, the first and the last one tell the order.
+
+        Args:
+            new: intervals that the read brought.
+        """
         pattern = self.patterns.of[member]
         is_new = pattern not in self._wanted
         if is_new:
@@ -249,9 +257,14 @@ class Prediction:
                 self._suspect(relative, beside=member)
             for weak in [*self._weak]:
                 self._suspect(weak)
-        begin = self.layout.offsets[member]
-        if is_new or turned or not self._asked.measure(begin, begin + self.layout.lengths[member]):
+        if is_new or turned or self._is_surprise(member, new):
             self._plan()
+
+    def _is_surprise(self, member: int, new: list[Range]) -> bool:
+        """Return whether a member was read of which nothing had been handed out, nor read beside another one before."""
+        begin = self.layout.offsets[member]
+        end = begin + self.layout.lengths[member]
+        return not self._asked.measure(begin, end) and any(start < end and begin < stop for start, stop in new)
 
     def _believed(self) -> set[int]:
         return self._suspected | self._wanted.keys()
@@ -318,7 +331,8 @@ class Prediction:
         if is_done:
             more, is_done = self._drain(self._urgent, window)
             found += more
-        while is_done and self._live.total < window and (member := next(self._queue, None)) is not None:
+        fresh = (member for member in islice(self._queue, _LOOKED_AT_MAX) if not self._done[member])
+        while is_done and self._live.total < window and (member := next(fresh, None)) is not None:
             parts, is_done = self._take(member, window)
             found += parts
             if not is_done:
@@ -338,6 +352,11 @@ class Prediction:
 
     def _take(self, member: int, window: int) -> tuple[list[Range], bool]:
         """Hand out what is left of a member and fits; returns the ranges and whether nothing is left."""
+        found, is_done = self._take_parts(member, window)
+        self._done[member] = is_done
+        return found, is_done
+
+    def _take_parts(self, member: int, window: int) -> tuple[list[Range], bool]:
         room = window - self._live.total
         offset, length = self.layout.offsets[member], self.layout.lengths[member]
         if self._evidence.covered(offset, offset + length) == length:
