@@ -145,7 +145,7 @@ def _refusals(route: Route, refusal: dict[str, Any]) -> dict[str, Any]:
     codes = {400, 401, 403, 429, 502, 503}
     codes |= {413, 415} if route.method == "POST" else set()
     codes |= {409} if route.name == "trace" else set()
-    codes |= {404, 409, 504} if route.name in ("explain", "fetch", "evict", "verify") else set()
+    codes |= {404, 409, 504} if route.name in ("explain", "fetch", "evict", "verify", "checkpoints") else set()
     codes |= {412, 422} if route.name == "reload" else set()
     return {
         str(code): {"description": REFUSALS[code], "content": {JSON: {"schema": refusal}}} for code in sorted(codes)
