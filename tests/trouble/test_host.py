@@ -102,10 +102,11 @@ def test_signals_do_not_reach_a_reader_of_a_slow_origin(wan_origin: WanOrigin, w
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
         libc = ctypes.CDLL(None, use_errno=True)  # Python itself repeats calls that EINTR ended
         fd = os.open(sys.argv[1], os.O_RDONLY)
-        buffer, size = ctypes.create_string_buffer(1 << 16), 0
+        buffer, content = ctypes.create_string_buffer(1 << 16), b""
         while (count := libc.read(fd, buffer, len(buffer))) > 0:
-            sys.stdout.buffer.write(buffer.raw[:count])
-        signal.setitimer(signal.ITIMER_REAL, 0)
+            content += buffer.raw[:count]
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a write to the pipe that a signal cuts short would lose bytes
+        sys.stdout.buffer.write(content)
         assert count == 0, os.strerror(ctypes.get_errno())
         assert ticks, "no signal came"
     """)
