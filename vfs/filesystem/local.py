@@ -19,7 +19,7 @@ import struct
 import trio
 
 from vfs.errors import ReadOnly, Stale, Unavailable
-from vfs.filesystem.scratch import scratch
+from vfs.filesystem.scratch import read_at
 from vfs.filesystem.tree import Buffer, Changes, Child, Node, Push
 from vfs.model import Kind, LakePath, Version, join, split
 from vfs.namespace.mounts import STATUS_PREFIX, MountPoint
@@ -258,11 +258,7 @@ class LocalSource:
         return self._fd
 
     async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
-        # Never from a map of the file: truncated under us that would be a SIGBUS.
-        buffer = scratch(length)[:length]
-        with Translated(self._subject):
-            count = os.preadv(self._fd, [buffer], offset)
-        return buffer[:count]
+        return read_at(self._fd, offset, length, self._subject)
 
     async def write(self, offset: int, content: Buffer) -> int:
         with Translated(self._subject):

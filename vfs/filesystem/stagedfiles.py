@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import xxhash
 
-from vfs.filesystem.scratch import scratch
+from vfs.filesystem.scratch import read_at
 from vfs.filesystem.staging import StagingArea
 from vfs.filesystem.tree import Buffer, Child, Directory, Node, Push
 from vfs.oserrors import Translated
@@ -40,10 +40,7 @@ class StagedSource:
         return self._fd
 
     async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
-        buffer = scratch(length)[:length]
-        with Translated(self._subject):
-            count = os.preadv(self._fd, [buffer], offset)
-        return buffer[:count]
+        return read_at(self._fd, offset, length, self._subject)
 
     async def write(self, offset: int, content: Buffer) -> int:
         if self._write_fd < 0:

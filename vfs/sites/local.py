@@ -28,7 +28,6 @@ from vfs.sites.protocol import Piece
 PAGE_ENTRIES = 1000
 PIECE_BYTES = 1 << 20
 """One hop to a thread costs some 50 us, as much as reading 350 KB from the page cache."""
-_WALK = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """O_NONBLOCK: opening a FIFO must not wait for a writer."""
 
@@ -38,6 +37,40 @@ T = TypeVar("T")
 def version_of(info: os.stat_result) -> Version:
     """Return the version that this stat of a file states."""
     return Version(info.st_size, info.st_mtime_ns, f"{info.st_dev:x}-{info.st_ino:x}")
+
+
+@contextlib.contextmanager
+def parent_directory(
+    root: str, site: SiteName, path: SitePath, access: int, *, make: bool = False
+) -> Iterator[tuple[int, str]]:
+    """Yield a descriptor of the directory that holds `path`, and the path's last component, "" for the root.
+
+    Args:
+        access: O_PATH, or O_RDONLY where the directory is to be synced.
+        make: make directories that are missing, durably; needs O_RDONLY.
+
+    Raises:
+        Unavailable: the root is missing: a disk that is not mounted says nothing about the files on it.
+        OSError: a component is missing, no directory, or a symlink.
+    """
+    parent, last = split(path)
+    flags = access | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        fd = os.open(root, flags)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise Unavailable(str(site), f"{root} is missing", "is it mounted?") from exc
+    try:
+        for component in parent.split("/") if parent else ():
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(component, dir_fd=fd)
+                    os.fsync(fd)
+            deeper = os.open(component, flags | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = deeper
+        yield fd, last
+    finally:
+        os.close(fd)
 
 
 class LocalSite:
@@ -92,20 +125,8 @@ class LocalSite:
     @contextlib.contextmanager
     def _parent(self, path: SitePath) -> Iterator[tuple[int, str]]:
         """Yield a descriptor of the directory that holds `path`, and the last component, "." for the root."""
-        parent, last = split(path)
-        try:
-            fd = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            # a disk that is not mounted says nothing about the files on it
-            raise Unavailable(str(self._name), f"{self._root} is missing", "is it mounted?") from exc
-        try:
-            for component in parent.split("/") if parent else ():
-                deeper = os.open(component, _WALK, dir_fd=fd)
-                os.close(fd)
-                fd = deeper
+        with parent_directory(self._root, self._name, path, os.O_PATH) as (fd, last):
             yield fd, last or "."
-        finally:
-            os.close(fd)
 
     def _stat(self, path: SitePath) -> Entry:
         with self._parent(path) as (parent, last):

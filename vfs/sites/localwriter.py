@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from vfs.errors import Corrupt, DirectoryNotEmpty, NotFound, Unavailable
+from vfs.errors import Corrupt, DirectoryNotEmpty, NotFound
 from vfs.model import SiteName, SitePath, Version, join, split
 from vfs.oserrors import meaning_of
-from vfs.sites.local import Opened, in_pool, version_of
+from vfs.sites.local import Opened, in_pool, parent_directory, version_of
 from vfs.sites.writing import Body, Upload
 
 PART_BYTES = 64 << 20
-_WALK = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 T = TypeVar("T")
 
 
@@ -83,26 +82,9 @@ class LocalWriter:
                 raise DirectoryNotEmpty(f"{self._name}:{path}") from exc
             raise meaning_of(exc, f"{self._name}:{path}") from exc
 
-    @contextlib.contextmanager
-    def _parent(self, path: SitePath, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    def _parent(self, path: SitePath, *, make: bool = False) -> contextlib.AbstractContextManager[tuple[int, str]]:
         """Yield a descriptor of the directory that holds `path`, and the last component."""
-        parent, last = split(path)
-        try:
-            fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            raise Unavailable(str(self._name), f"{self._root} is missing", "is it mounted?") from exc
-        try:
-            for component in parent.split("/") if parent else ():
-                if make:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(component, dir_fd=fd)
-                        os.fsync(fd)
-                deeper = os.open(component, _WALK, dir_fd=fd)
-                os.close(fd)
-                fd = deeper
-            yield fd, last
-        finally:
-            os.close(fd)
+        return parent_directory(self._root, self._name, path, os.O_RDONLY, make=make)
 
     def _create(self, upload: Upload) -> None:
         with self._parent(upload.hidden, make=True) as (parent, hidden):
