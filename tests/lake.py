@@ -17,6 +17,39 @@ from typing import Any
 from vfs.rundir import RunDir, run_dir, settle
 
 WAIT_S = 30.0
+DISK = """
+[sites.disk]
+kind = "local"
+path = "{base}/disk"
+[[mounts]]
+prefix = "/"
+site = "disk"
+writable = true
+[cache]
+directory = "{base}/cache"
+"""
+"""A directory of this host, shown whole and writable."""
+STAGED = """
+policies = ["policy.toml"]
+[sites.origin]
+kind = "http"
+url = "URL"
+writes = "put"
+[[mounts]]
+prefix = "/"
+site = "origin"
+writable = true
+[cache]
+directory = "{base}/cache"
+"""
+"""An origin that is written through the staging area; `policy.toml` stands beside the configuration."""
+FSYNC_IS_LOCAL = """
+format = 1
+[[rules]]
+name = "local"
+match = { access = "write" }
+set = { write_durability = "local" }
+"""
 _HTTP = """
 [sites.origin]
 kind = "http"
@@ -55,6 +88,14 @@ def wait_until(holds: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -
 def http_lake(url: str, *, cache: str = "{base}/cache", size: str = "1GiB", deadline: str = "20s", ttl: str = "60s") -> str:
     """Return the configuration of a mount that shows one HTTP origin."""
     return _HTTP.format(url=url, cache=cache, size=size, deadline=deadline, ttl=ttl)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @dataclass(frozen=True)

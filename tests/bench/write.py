@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.bench.measure import NotHere, alternate, ratios, spread
 from tests.bench.report import Outcome, Section
-from tests.lake import mounted, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, STAGED, mounted, why_no_mount
 from tests.servers.wan_origin import wan_origin
 
 CHECKPOINT_BYTES = 4 << 30
@@ -26,26 +26,6 @@ SMALL_WRITES = 50_000
 CREATED = 500
 SEQUENTIAL_ROUNDS = 3
 SMALL_ROUNDS = 11
-CONFIG = """
-policies = ["policy.toml"]
-[sites.origin]
-kind = "http"
-url = "URL"
-writes = "put"
-[[mounts]]
-prefix = "/"
-site = "origin"
-writable = true
-[cache]
-directory = "{base}/cache"
-"""
-POLICY = """
-format = 1
-[[rules]]
-name = "local"
-match = { access = "write" }
-set = { write_durability = "local" }
-"""
 
 
 def run(scale: float, say: Callable[[str], None]) -> Outcome:
@@ -56,10 +36,10 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         base = Path(made)
         (base / "direct").mkdir()
         (base / "origin").mkdir()
-        (base / "policy.toml").write_text(POLICY)
+        (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
         with (
             wan_origin(base / "origin", rtt_ms=0, mbit=0) as origin,
-            mounted(CONFIG.replace("URL", origin.url), base) as lake,
+            mounted(STAGED.replace("URL", origin.url), base) as lake,
         ):
             outcome = Outcome()
             status = lake.status()

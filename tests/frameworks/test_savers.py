@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lake import Lake, mounted, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, STAGED, Lake, mounted, why_no_mount
 from tests.servers.wan_origin import WanOrigin
 
 torch = pytest.importorskip("torch")
@@ -22,26 +22,6 @@ pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
 ]
-CONFIG = """
-policies = ["policy.toml"]
-[sites.origin]
-kind = "http"
-url = "URL"
-writes = "put"
-[[mounts]]
-prefix = "/"
-site = "origin"
-writable = true
-[cache]
-directory = "{base}/cache"
-"""
-POLICY = """
-format = 1
-[[rules]]
-name = "local"
-match = { access = "write" }
-set = { write_durability = "local" }
-"""
 RANK = r"""
 import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 rank, world, root, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -71,8 +51,8 @@ def lake(
     origin = wan_origin_server.root / f"savers-{request.param_index}"
     origin.mkdir()
     base = tmp_path_factory.mktemp("savers")
-    (base / "policy.toml").write_text(POLICY)
-    with mounted(CONFIG.replace("URL", f"{wan_origin_server.url}/{origin.name}"), base, *options) as lake:
+    (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
+    with mounted(STAGED.replace("URL", f"{wan_origin_server.url}/{origin.name}"), base, *options) as lake:
         yield lake
 
 

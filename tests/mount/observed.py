@@ -18,32 +18,19 @@ from typing import Any
 import msgspec
 
 from tests.lake import Lake, mounted
+from tests.mount.test_policies import CONFIG as UNOBSERVED
 from tests.servers.wan_origin import WanOrigin
 
 TOKENS = {role: f"{role}-{'0123456789abcdef'}" for role in ("read", "operate", "admin")}
-CONFIG = """
-policies = ["policies", "pretraining"]
-[sites.origin]
-kind = "http"
-url = "URL"
-[sites.here]
-kind = "local"
-path = "{base}/here"
-[[mounts]]
-prefix = "/"
-site = "origin"
-[[mounts]]
-prefix = "/local"
-site = "here"
-[cache]
-directory = "{base}/cache"
-size = "1GiB"
-[admin]
+CONFIG = (
+    UNOBSERVED
+    + """[admin]
 address = "127.0.0.1:0"
 certificate = "{base}/host.pem"
 key = "{base}/host.key"
 tokens = "{base}/tokens"
 """
+)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.lake import STAGED, Lake, mounted, wait_until, why_no_mount
 from tests.mount import test_local as local
 from tests.servers.wan_origin import WanOrigin
 from vfs.namespace.journal import JournalReader
@@ -321,24 +321,15 @@ class TestOverTheOrigin:
         assert kinds == {"d": StagedKind.DIRECTORY, "f": StagedKind.FILE, "s": StagedKind.SYMLINK}
 
 
-FULL = """
-policies = ["policy.toml"]
-[sites.origin]
-kind = "http"
-url = "URL"
-writes = "put"
-[[mounts]]
-prefix = "/"
-site = "origin"
-writable = true
-[cache]
-directory = "{base}/cache"
-[staging]
+FULL = (
+    STAGED
+    + """[staging]
 directory = "{base}/staging"
 size = "1MiB"
 [limits]
 origin_deadline = "2s"
 """
+)
 
 
 def test_full_staging_area_refuses_new_files_until_there_is_room(wan_origin: WanOrigin, tmp_path: Path) -> None:

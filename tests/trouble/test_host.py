@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import DISK, Lake, foremount, http_lake, is_running, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import Fault, WanOrigin
 from tests.servers.wan_origin import wan_origin as start_wan_origin
 
@@ -26,17 +26,6 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
 ]
-DISK = """
-[sites.disk]
-kind = "local"
-path = "{base}/disk"
-[[mounts]]
-prefix = "/"
-site = "disk"
-writable = true
-[cache]
-directory = "{base}/cache"
-"""
 BROKEN_READLINK = """
 import sys
 
@@ -173,14 +162,6 @@ def consumer(path: Path) -> Iterator[Callable[[str], str]]:
         yield ask
         process.stdin.close()
         process.wait(10)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process runs; one that nobody has collected yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_two_mounts_with_writers_end_when_both_are_told_to(scratch: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import DISK, Lake, foremount, http_lake, is_running, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import Fault, WanOrigin
 from tests.trouble.readers import Readers
 from vfs.keeper import mountinfo
@@ -26,17 +26,6 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
 ]
-LOCAL = """
-[sites.disk]
-kind = "local"
-path = "{base}/disk"
-[[mounts]]
-prefix = "/"
-site = "disk"
-writable = true
-[cache]
-directory = "{base}/cache"
-"""
 KILLS = 20
 LONGEST_WAIT_S = 30.0
 """For a whole pass on a loaded machine; the figure of `python -m tests.bench crash` is the honest one."""
@@ -69,7 +58,7 @@ def scratch() -> Iterator[Path]:
 def local_lake(scratch: Path, *options: str) -> Iterator[tuple[Lake, dict[str, bytes]]]:
     files = contents()
     write(scratch / "disk", files)
-    with mounted(LOCAL, scratch, *options) as lake:
+    with mounted(DISK, scratch, *options) as lake:
         yield lake, files
 
 
@@ -161,7 +150,7 @@ def test_directory_stream_goes_on_over_a_killed_worker(scratch: Path) -> None:
     names = {f"{index:05d}" for index in range(3000)}
     for name in names:
         (scratch / "disk" / name).touch()
-    with mounted(LOCAL, scratch) as lake, os.scandir(lake.root) as entries:
+    with mounted(DISK, scratch) as lake, os.scandir(lake.root) as entries:
         found = [next(entries).name for _ in range(50)]
         kill_and_wait(lake, "worker")
         found += [entry.name for entry in entries]
@@ -183,7 +172,7 @@ def test_remote_directory_stream_goes_on_over_a_killed_worker(wan_origin: WanOri
 def test_file_being_written_is_complete_though_the_worker_was_killed(scratch: Path) -> None:
     (scratch / "disk").mkdir()
     block = random.Random(6).randbytes(1 << 20)
-    with mounted(LOCAL, scratch) as lake:
+    with mounted(DISK, scratch) as lake:
         with open(lake.root / "checkpoint", "wb", buffering=0) as file:
             for index in range(12):
                 assert file.write(block) == len(block)
@@ -278,36 +267,28 @@ def test_stopped_worker_is_replaced_or_goes_on(scratch: Path) -> None:
 def test_keeper_that_was_killed_leaves_one_mount_for_the_next_one(scratch: Path, rounds: int) -> None:
     """D02"""
     write(scratch / "disk", {"f": b"content"})
-    with mounted(LOCAL, scratch) as lake:
+    with mounted(DISK, scratch) as lake:
         for _ in range(rounds):
             keeper = lake.pid("keeper")
             os.kill(keeper, signal.SIGKILL)
-            wait_until(lambda: not alive(keeper), "the keeper's end")  # noqa: B023
+            wait_until(lambda: not is_running(keeper), "the keeper's end")  # noqa: B023
             foremount("mount", str(lake.config), str(lake.root))
             assert (lake.root / "f").read_bytes() == b"content"
             assert len([entry for entry in mountinfo.read() if entry.mountpoint == str(lake.root)]) == 1
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs; one that nobody has collected yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_sigterm_twice_in_150_ms_ends_the_mount_cleanly(scratch: Path, rounds: int) -> None:
     """D14"""
     write(scratch / "disk", {"f": b"content"})
-    with mounted(LOCAL, scratch) as lake:
+    with mounted(DISK, scratch) as lake:
         for _ in range(rounds):
             keeper, children = lake.pid("keeper"), [lake.pid("worker"), lake.pid("agent")]
             os.kill(keeper, signal.SIGTERM)
             time.sleep(0.15)
-            if alive(keeper):
+            if is_running(keeper):
                 os.kill(keeper, signal.SIGTERM)
-            wait_until(lambda: not any(map(alive, [keeper, *children])), "the end of all three", 20)  # noqa: B023
+            wait_until(lambda: not any(map(is_running, [keeper, *children])), "the end of all three", 20)  # noqa: B023
             assert not os.path.ismount(lake.root)
             foremount("mount", str(lake.config), str(lake.root))
 
@@ -319,7 +300,7 @@ def test_lazy_unmount_with_an_open_descriptor_ends_in_bounded_time(scratch: Path
         with open(lake.root / "big", "rb"):
             subprocess.run(["umount", "-l", str(lake.root)], check=True)
             os.kill(keeper, signal.SIGTERM)
-            wait_until(lambda: not alive(keeper), "the keeper's end", 20)
+            wait_until(lambda: not is_running(keeper), "the keeper's end", 20)
 
 
 @pytest.mark.slow
@@ -329,7 +310,7 @@ def test_umount_with_an_open_descriptor_ends_in_bounded_time(scratch: Path) -> N
         keeper = lake.pid("keeper")
         with open(lake.root / "big", "rb"):
             os.kill(keeper, signal.SIGTERM)
-            wait_until(lambda: not alive(keeper), "the keeper's end", 30)
+            wait_until(lambda: not is_running(keeper), "the keeper's end", 30)
 
 
 def reads(path: Path) -> bytes | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import WanOrigin
 
 pytestmark = [
@@ -44,13 +44,6 @@ site = "origin"
 writable = true
 [cache]
 directory = "{base}/cache"
-"""
-POLICY = """
-format = 1
-[[rules]]
-name = "local"
-match = { access = "write" }
-set = { write_durability = "local" }
 """
 KILLS = 12
 TURNS = 60
@@ -80,7 +73,7 @@ while True:
 @contextmanager
 def lake(base: Path, origin: WanOrigin, *options: str) -> Iterator[Lake]:
     (base / "disk").mkdir(exist_ok=True)
-    (base / "policy.toml").write_text(POLICY)
+    (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
     (origin.root / "killed").mkdir(exist_ok=True)
     with mounted(CONFIG.replace("URL", f"{origin.url}/killed"), base, *options) as mount:
         yield mount

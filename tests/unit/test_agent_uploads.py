@@ -35,7 +35,7 @@ from vfs.sites.writing import HIDDEN_PREFIX
 pytestmark = pytest.mark.timeout(30)
 LAKE = SiteName("lake")
 PART = 128 << 10
-CONFIG = '[sites.lake]\nkind = "memory"\n[[mounts]]\nprefix = ""\nsite = "lake"\nroot = "deep/root"\n'
+CONFIG = '[sites.lake]\nkind = "memory"\n[[mounts]]\nprefix = ""\nsite = "lake"\nroot = "deep/base"\n'
 LIMITS = SendLimits(part_deadline_s=0.3, backoff_s=0.001, backoff_s_max=0.002, rest_s=0.005, rest_s_max=0.02)
 INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 
@@ -89,10 +89,10 @@ class Host:
 
     def names(self) -> list[str]:
         """Return the objects of the origin."""
-        return sorted(path.removeprefix("deep/root/") for path in self.site.paths())
+        return sorted(path.removeprefix("deep/base/") for path in self.site.paths())
 
     async def content(self, path: str) -> bytes:
-        at = SitePath(f"deep/root/{path}")
+        at = SitePath(f"deep/base/{path}")
         version = (await self.site.stat(at)).version
         return b"".join(
             [bytes(piece) async for piece in self.site.read(at, version, 0, version.size)] if version.size else []
@@ -128,8 +128,8 @@ async def test_a_complete_file_comes_to_its_origin_and_into_the_catalog(host: Ho
     record, known = host.catalog.upload(node.id), host.catalog.known(LakePath("run/a.bin"))
     assert record is not None and record.at is not None and known is not None and known.entry is not None
     assert record.state is UploadState.DONE
-    assert record.at.path == "deep/root/run/a.bin"
-    assert record.at.version == known.entry.version == (await host.site.stat(SitePath("deep/root/run/a.bin"))).version
+    assert record.at.path == "deep/base/run/a.bin"
+    assert record.at.version == known.entry.version == (await host.site.stat(SitePath("deep/base/run/a.bin"))).version
     assert record.digest.startswith("xxh3-64k:")
 
 
@@ -159,7 +159,7 @@ async def test_a_file_that_changes_while_it_is_sent_is_never_visible_in_between(
         stall.gate.set()
         await uploads.settle(newer.id, newer.seq)
     assert await host.content("a") == body(2)
-    assert host.writer.finished.count(SitePath("deep/root/a")) == 1
+    assert host.writer.finished.count(SitePath("deep/base/a")) == 1
     assert node.id == newer.id
 
 
@@ -237,7 +237,7 @@ async def test_an_origin_that_stalls_is_asked_again_and_nobody_sees_an_error(hos
 
 
 async def test_a_removed_name_goes_from_the_origin(host: Host) -> None:
-    host.site.put(SitePath("deep/root/old"), b"x")
+    host.site.put(SitePath("deep/base/old"), b"x")
     absent = host.staging.remove("old")
     async with host.agent() as uploads:
         await host.until(uploads, lambda: host.catalog.upload(absent.id) is not None)
@@ -282,13 +282,13 @@ async def test_an_upload_whose_node_is_dropped_leaves_nothing_at_the_origin(host
 
 
 async def test_an_index_is_shown_after_every_shard_that_it_names(host: Host) -> None:
-    host.writer.inject("send", Cut(0), times=3, path="deep/root/ckpt/model-2.safetensors")
+    host.writer.inject("send", Cut(0), times=3, path="deep/base/ckpt/model-2.safetensors")
     host.staging.write("ckpt/model.safetensors.index.json", json.dumps(INDEX).encode())
     host.staging.write("ckpt/model-1.safetensors", body(1))
     host.staging.write("ckpt/model-2.safetensors", body(2))
     async with host.agent() as uploads:
         await host.settled(uploads, "ckpt/model.safetensors.index.json")
-    assert host.writer.finished[-1] == "deep/root/ckpt/model.safetensors.index.json"
+    assert host.writer.finished[-1] == "deep/base/ckpt/model.safetensors.index.json"
     assert len(host.writer.finished) == 3
 
 
@@ -332,7 +332,7 @@ async def test_a_tracker_waits_for_the_iteration_that_it_names(host: Host) -> No
 
 
 async def test_the_old_marker_goes_before_the_new_files_come(host: Host) -> None:
-    host.site.put(SitePath("deep/root/ckpt/.metadata"), b"old")
+    host.site.put(SitePath("deep/base/ckpt/.metadata"), b"old")
     host.writer.inject("remove", Fail(Unavailable("lake")), times=2)
     host.staging.remove("ckpt/.metadata")
     host.staging.write("ckpt/__0_0.distcp", body(1))
