@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from vfs.backoff import doubled_s
 from vfs.checkpoints.manifest import object_digest
 from vfs.clock import Clock
 from vfs.errors import Corrupt, ForemountError, NotFound, Stale, Unavailable
@@ -280,7 +281,7 @@ class Sender:
                     return await ask(lambda: patience.reschedule(loop.time() + silence_s))
             except (Unavailable, TimeoutError) as exc:
                 attempt += 1
-                delay_s = min(limits.backoff_s_max, limits.backoff_s * 2.0 ** (attempt - 1)) * self.chance.uniform(0.5, 1)
+                delay_s = doubled_s(limits.backoff_s, limits.backoff_s_max, attempt) * self.chance.uniform(0.5, 1)
                 if self.clock.monotonic_s() + delay_s >= deadline_s:
                     if isinstance(exc, TimeoutError):
                         raise Unavailable("origin", f"took nothing for {silence_s:.0f} s") from exc

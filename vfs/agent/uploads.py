@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from vfs.agent.commits import Commits, Look, site_path_of
 from vfs.agent.sending import Pace, Sender, SendLimits, StagedFile
 from vfs.agent.uploadplan import MakeDirectory, Move, Remove, Send, Step, all_below, next_step, old_markers, order
+from vfs.backoff import doubled_s
 from vfs.checkpoints import commit
 from vfs.clock import Clock
 from vfs.errors import (
@@ -357,7 +358,7 @@ class Uploads:
     def _rest(self, node: Staged) -> None:
         rest = self._rests.setdefault(node.id, _Rest(0, 0.0))
         rest.attempts += 1
-        rest_s = min(self._limits.rest_s_max, self._limits.rest_s * 2.0 ** (rest.attempts - 1))
+        rest_s = doubled_s(self._limits.rest_s, self._limits.rest_s_max, rest.attempts)
         rest.until_s = self._clock.monotonic_s() + rest_s
 
     async def _carry_out(self, node: Staged, path: LakePath, point: MountPoint, step: Step) -> bool:

@@ -23,6 +23,7 @@ from typing import Self
 import msgspec
 
 from vfs import usage
+from vfs.backoff import doubled_s
 from vfs.clock import Clock
 from vfs.errors import ForemountError, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.blocks import Blocks
@@ -362,8 +363,7 @@ class Fetcher:
 
     def _backoff_s(self, attempts: int) -> float:
         """Return how long to wait: doubled each time, and a random half of it, so that callers don't come back together."""
-        full_s = min(self._limits.backoff_s_max, self._limits.backoff_s * 2.0 ** (attempts - 1))
-        return full_s * self._chance.uniform(0.5, 1)
+        return doubled_s(self._limits.backoff_s, self._limits.backoff_s_max, attempts) * self._chance.uniform(0.5, 1)
 
     # Sealing
 
