@@ -30,6 +30,8 @@ LAYER_OF_PACKAGE = {
     "vfs.checkpoints": "services",
     "vfs.namespace": "services",
     "vfs.policy": "services",
+    "vfs.samples": "services",
+    "vfs.foresight": "services",
     "vfs.filesystem": "file system",
     "vfs.traces": "file system",
     "vfs.agent": "file system",  # the rooms that do for the agent what the file system does for the fs worker
@@ -43,7 +45,10 @@ PURE_MARK = "Pure: no I/O"
 OWNERS = {
     "pyfuse3": (("vfs.kernel",), "the kernel's requests end in vfs/kernel/; speak to vfs.filesystem in values"),
     "lmdb": (("vfs.namespace.inodes", "vfs.namespace.catalog"), "keep it behind InodeTable or Catalog"),
-    "aiohttp": (("vfs.sites", "vfs.admin"), "ask a Site, or add a route to vfs/admin/api.py"),
+    "aiohttp": (
+        ("vfs.sites", "vfs.admin", "vfs.samples.node", "vfs.foresight.controller"),
+        "ask a Site, or add a route to vfs/admin/api.py",
+    ),
     "aiobotocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
     "botocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
     "pyarrow": (

@@ -1,0 +1,1 @@
+"""Samples from the training schedule: transformed before their step, read as plain files, raw bytes when not ready."""
