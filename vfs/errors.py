@@ -103,6 +103,10 @@ class InvalidPolicy(ForemountError):
     """The policy documents can't be used. The subject is file and key path or line."""
 
 
+class InvalidFeed(ForemountError):
+    """The schedule of a job can't be used. The subject is the file, the reason names the row."""
+
+
 class Busy(ForemountError):
     """Another process holds it."""
 

@@ -25,6 +25,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
         params: of the operator, canonical JSON (sorted keys, no blanks); "" where there is no operator.
         seed: of everything random in the operator.
         dataset_version: whatever the feed calls the state of the data set; "" where it tells none.
+        more: further (offset, length) of `source` that follow: tokens of one sample may come from several documents.
     """
 
     job: str
@@ -39,6 +40,17 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     params: str = ""
     seed: int = 0
     dataset_version: str = ""
+    more: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return where the raw bytes lie, in their order."""
+        return ((self.offset, self.length), *self.more)
+
+    @property
+    def raw_size(self) -> int:
+        """Return how many raw bytes there are."""
+        return self.length + sum(length for _, length in self.more)
 
 
 class Form(enum.StrEnum):

@@ -1,0 +1,1 @@
+"""Schedule feeds: what training will read in which step, from what its framework publishes. See docs/samples.md."""
