@@ -199,6 +199,16 @@ class Admin(_Document, frozen=True):
     tokens: str = ""
 
 
+class Samples(_Document, frozen=True):
+    """Samples of training jobs at `.jobs`. An empty table switches them on; without one there is no second mount.
+
+    Attributes:
+        push: samples up to so large are put into the page cache before their step; larger ones are read from their file.
+    """
+
+    push: Bytes = Bytes(1 << 20)
+
+
 class Config(_Document, frozen=True):
     """The whole document."""
 
@@ -209,6 +219,7 @@ class Config(_Document, frozen=True):
     limits: Limits = Limits()
     admin: Admin = Admin()
     policies: list[str] = []
+    samples: Samples | None = None
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -325,6 +336,8 @@ def _check_references(config: Config, name: str) -> None:
             raise InvalidConfig(f"{where}.writable", f"site {mount.site!r} can't be written", hint)
         if prefix.split("/")[0] == ".foremount":
             raise InvalidConfig(f"{where}.prefix", "/.foremount belongs to the status files", "choose another prefix")
+        if prefix.split("/")[0] == ".jobs":
+            raise InvalidConfig(f"{where}.prefix", "/.jobs belongs to the samples of jobs", "choose another prefix")
     _check_admin(config.admin, name)
     if config.staging.drain > DRAIN_S_MAX:
         raise InvalidConfig(f"{name}: staging.drain", f"is more than {DRAIN_S_MAX:g}s, after which the agent is killed")

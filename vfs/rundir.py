@@ -52,6 +52,16 @@ class RunDir:
         return os.path.join(self.path, "worker.sock")
 
     @property
+    def jobs_socket(self) -> str:
+        """Return the agent's socket for the worker of `.jobs` (`vfs/samples/wire.py`)."""
+        return os.path.join(self.path, "jobs.sock")
+
+    @property
+    def job_inodes(self) -> str:
+        """Return the LMDB environment of the worker of `.jobs`."""
+        return os.path.join(self.path, "jobinodes.lmdb")
+
+    @property
     def inodes(self) -> str:
         """Return the fs worker's LMDB environment."""
         return os.path.join(self.path, "inodes.lmdb")

@@ -276,6 +276,11 @@ class BrokenFrame(ForemountError):
 
 def encode(message: Request | Response) -> bytes:
     """Return the message as one frame."""
+    return encode_frame(message)
+
+
+def encode_frame(message: msgspec.Struct) -> bytes:
+    """Return any message as one frame."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
@@ -286,7 +291,7 @@ def decode_request(body: bytes) -> Request:
     Raises:
         BrokenFrame: it is none.
     """
-    return _decode(_request_decoder, body)
+    return decode_frame(_request_decoder, body)
 
 
 def decode_response(body: bytes) -> Response:
@@ -295,7 +300,7 @@ def decode_response(body: bytes) -> Response:
     Raises:
         BrokenFrame: it is none.
     """
-    return _decode(_response_decoder, body)
+    return decode_frame(_response_decoder, body)
 
 
 class FrameBuffer:
@@ -326,7 +331,12 @@ class FrameBuffer:
         return bodies
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[MessageT], body: bytes) -> MessageT:
+def decode_frame(decoder: msgspec.msgpack.Decoder[MessageT], body: bytes) -> MessageT:
+    """Return the message in a frame's body.
+
+    Raises:
+        BrokenFrame: it is none.
+    """
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as exc:

@@ -59,6 +59,7 @@ def test_unknown_key_is_refused_with_its_place_and_the_nearest_known_one(
         (SITE + MOUNT + (A + A.replace("a/", "/a")), "mounts[2].prefix: '/a' is mounted twice"),
         (SITE + MOUNT.replace('"disk"', '"disc"'), "mounts[0]: names the unknown site 'disc' (known sites: disk)"),
         (SITE + MOUNT + 'replicas = ["other:x"]\n', "names the unknown site 'other'"),
+        (SITE + MOUNT.replace('"/"', '"/.jobs"'), "belongs to the samples of jobs"),
         (SITE + MOUNT.replace('"/"', '"/.foremount/x"'), "belongs to the status files"),
         (SITE.replace("/srv", "srv") + MOUNT, "'srv' is not absolute"),
         (SITE.replace("local", "lokal") + MOUNT, "Invalid value 'lokal'"),
@@ -67,7 +68,8 @@ def test_unknown_key_is_refused_with_its_place_and_the_nearest_known_one(
         ("[sites", "is no TOML"),
     ],
     ids=[
-        "no mounts", "prefix twice", "prefix twice in other words", "unknown site", "unknown replica", "reserved prefix",
+        "no mounts", "prefix twice", "prefix twice in other words", "unknown site", "unknown replica", "prefix of samples",
+        "reserved prefix",
         "relative path", "unknown kind", "bad size", "bad duration", "no TOML",
     ],
 )  # fmt: skip

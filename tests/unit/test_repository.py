@@ -88,6 +88,7 @@ def test_every_configuration_key_is_documented_with_its_default() -> None:
         config.Staging,
         config.Limits,
         config.Admin,
+        config.Samples,
     ):
         for field in msgspec.structs.fields(kind):
             said = default_in_words(field)

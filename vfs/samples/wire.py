@@ -11,6 +11,8 @@ import msgspec
 from vfs.errors import Failure
 from vfs.model import Kind
 from vfs.samples.model import Form
+from vfs.usage import Cause
+from vfs.wire import decode_frame, encode_frame
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +70,19 @@ class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=True):
     nodes: list[tuple[str, str]]
 
 
-Call = Greet | Look | Children | Content | Forgotten
+class Entered(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A reader has come to a directory that was placed: how far its rank is. Told once for each placing. Not answered."""
+
+    path: str
+
+
+class Counters(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Requests of the kernel by handler, and what was pushed, since the worker was started. Not answered."""
+
+    values: dict[str, float]
+
+
+Call = Greet | Look | Children | Content | Forgotten | Entered | Counters
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -125,7 +139,39 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to the request of this id; with id 0 the agent tells something of its own accord."""
+    """The answer to the request of this id; with id 0 the agent tells something of its own accord.
+
+    Attributes:
+        causes: what it took its time for, seconds, as far as the agent knows.
+    """
 
     id: int
     answer: Answer
+    causes: dict[Cause, float] = {}
+
+
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_response_decoder = msgspec.msgpack.Decoder(Response)
+
+
+def encode(message: Request | Response) -> bytes:
+    """Return the message as one frame of `vfs/wire.py`, whose `FrameBuffer` takes a stream of them apart."""
+    return encode_frame(message)
+
+
+def decode_request(body: bytes) -> Request:
+    """Return the request in a frame's body.
+
+    Raises:
+        BrokenFrame: it is none.
+    """
+    return decode_frame(_request_decoder, body)
+
+
+def decode_response(body: bytes) -> Response:
+    """Return the response in a frame's body.
+
+    Raises:
+        BrokenFrame: it is none.
+    """
+    return decode_frame(_response_decoder, body)
