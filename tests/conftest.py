@@ -11,6 +11,8 @@ from typing import TypeVar
 import pytest
 
 from tests.servers import Missing
+from tests.servers.etcd import EtcdServer
+from tests.servers.etcd import etcd as start_etcd
 from tests.servers.hdfs import Hdfs
 from tests.servers.hdfs import hdfs as start_hdfs
 from tests.servers.nginx import Nginx
@@ -59,6 +61,13 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFs]:
     """The one S3 server of this run; put objects below a prefix of your own in its bucket."""
     with _or_skip(start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """The one etcd of this run; use a prefix of your own."""
+    with _or_skip(start_etcd(tmp_path_factory.mktemp("etcd"))) as server:
         yield server
 
 

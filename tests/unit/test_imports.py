@@ -44,9 +44,14 @@ PURE_MARK = "Pure: no I/O"
 # Library → packages that may import it, and what to do instead elsewhere.
 OWNERS = {
     "pyfuse3": (("vfs.kernel",), "the kernel's requests end in vfs/kernel/; speak to vfs.filesystem in values"),
-    "lmdb": (("vfs.namespace.inodes", "vfs.namespace.catalog"), "keep it behind InodeTable or Catalog"),
+    "lmdb": (
+        # the shared catalog is the controller's, and no agent may stand beside it
+        ("vfs.namespace.inodes", "vfs.namespace.catalog", "vfs.foresight.stores.embedded"),
+        "keep it behind InodeTable, Catalog or a Store of vfs.foresight",
+    ),
     "aiohttp": (
-        ("vfs.sites", "vfs.admin", "vfs.samples.node", "vfs.foresight.controller"),
+        # etcd is spoken to over HTTP: its JSON gateway needs no client library
+        ("vfs.sites", "vfs.admin", "vfs.samples.node", "vfs.foresight.controller", "vfs.foresight.stores.etcd"),
         "ask a Site, or add a route to vfs/admin/api.py",
     ),
     "aiobotocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
