@@ -52,5 +52,5 @@ def etcd(directory: Path) -> Iterator[EtcdServer]:
 
 def _is_healthy(server: EtcdServer) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.endpoint}/health", timeout=1) as answer:
-        return json.loads(answer.read())["health"] == "true"
+        return bool(json.loads(answer.read())["health"] == "true")
     return False

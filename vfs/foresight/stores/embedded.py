@@ -163,7 +163,7 @@ class Embedded:
         return Item(key, kept.value, kept.revision)
 
     async def range(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
-        start, found = prefix.encode(), []
+        start, found = prefix.encode(), list[Item]()
         with self._env.begin(db=self._items) as txn, txn.cursor() as cursor:
             here = cursor.set_range(max(start, after.encode() + b"\0" if after else start) or b"\0")
             for key, raw in cursor if here else ():
@@ -198,7 +198,7 @@ class Embedded:
         for change in changes:
             if isinstance(change, Put) and change.lease and change.lease not in self._leases:
                 raise Stale(change.key, "its lease has ended")
-        return await self._queue(changes, expect or {})
+        return bool(await self._queue(changes, expect or {}))
 
     def _queue(self, changes: Sequence[Put | Delete], expect: Mapping[str, int], ending: LeaseId = NO_LEASE) -> Any:
         answer = asyncio.get_running_loop().create_future()
@@ -230,7 +230,7 @@ class Embedded:
 
         Runs in the store's thread: one transaction, one fsync.
         """
-        revision, results = self._revision, []
+        revision, results = self._revision, list[tuple[int, list[tuple[str, int, int]]]]()
         with self._env.begin(write=True, db=self._items) as txn:
             for write in writes:
                 if not all(_revision_of(txn.get(key.encode())) == at for key, at in write.expect.items()):
