@@ -57,8 +57,8 @@ OWNERS = {
     "aiobotocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
     "botocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),
     "pyarrow": (
-        ("vfs.sites", "vfs.checkpoints", "vfs.traces.parquet"),
-        "ask a Site, a layout of vfs.checkpoints, or a trace file",
+        ("vfs.sites", "vfs.checkpoints", "vfs.traces.parquet", "vfs.samples.feeds"),
+        "ask a Site, a layout of vfs.checkpoints, a trace file, or a feed",
     ),
     "trio": (("vfs.kernel", "vfs.filesystem"), "trio is the fs worker's loop; the agent's is asyncio"),
     "click": (("vfs.cli",), "only commands speak to people; return values or raise an error with a hint"),

@@ -91,6 +91,11 @@ def is_sample_id(name: str) -> bool:
     return can_posix_carry(name + "." + 16 * "x")
 
 
+def is_extension(name: str) -> bool:
+    """Return whether names of samples may end in "." and this."""
+    return bool(_EXTENSION.fullmatch(name))
+
+
 def parse(path: str) -> Place | None:
     """Return what a path relative to `.jobs` names; None: nothing can be there."""
     if not path:

@@ -1,0 +1,237 @@
+"""One suite for every kind of schedule feed: `vfs/samples/feeds/`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.schedules import BATCH, COUNT, KINDS, STEPS, WORLD, DirectoryLake, arrow, bins, indices, npy, webdataset, write
+from vfs.errors import InvalidFeed
+from vfs.model import LakePath
+from vfs.samples import jobs
+from vfs.samples.feeds.open import open_feed
+from vfs.samples.feeds.protocol import Feed
+from vfs.samples.model import Sample
+
+JOBS = LakePath("jobs")
+
+
+async def opened(lake: DirectoryLake, text: str) -> Feed:
+    return await open_feed(lake, jobs.parse(text, "jobs/run.toml", "run"), JOBS)
+
+
+async def everything(feed: Feed) -> list[Sample]:
+    return [
+        sample
+        for step in await feed.steps()
+        for rank in await feed.ranks(step)
+        for sample in await feed.group(step, rank)
+    ]  # fmt: skip
+
+
+def raw_bytes(root: Path, sample: Sample) -> bytes:
+    body = (root / sample.source).read_bytes()
+    return b"".join(body[offset : offset + length] for offset, length in sample.ranges)
+
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
+async def test_every_slot_of_every_step_is_the_sample_of_the_schedule(kind: str, tmp_path: Path) -> None:
+    schedule = KINDS[kind](tmp_path)
+    feed = await opened(DirectoryLake(tmp_path), schedule.text)
+    found = {(sample.step, sample.rank, sample.slot): raw_bytes(tmp_path, sample) for sample in await everything(feed)}
+    assert found == schedule.slots
+    assert len(set(schedule.slots.values())) == len(schedule.slots) == COUNT, "no sample twice, none lost"
+
+
+@kinds
+async def test_a_feed_says_its_steps_and_ranks_and_has_nothing_beyond(kind: str, tmp_path: Path) -> None:
+    schedule = KINDS[kind](tmp_path)
+    feed = await opened(DirectoryLake(tmp_path), schedule.text)
+    assert list(await feed.steps()) == list(range(STEPS))
+    assert list(await feed.ranks(STEPS - 1)) == list(range(WORLD))
+    assert list(await feed.ranks(STEPS)) == []
+    assert list(await feed.group(STEPS, 0)) == list(await feed.group(0, WORLD)) == []
+    assert feed.mtime_ns > 0
+
+
+@kinds
+async def test_groups_can_be_had_in_any_order(kind: str, tmp_path: Path) -> None:
+    schedule = KINDS[kind](tmp_path)
+    feed = await opened(DirectoryLake(tmp_path), schedule.text)
+    forwards = await everything(feed)
+    again = await opened(DirectoryLake(tmp_path), schedule.text)
+    last = await again.group(STEPS - 1, WORLD - 1)
+    assert list(last) == forwards[-BATCH:]
+    assert await everything(again) == forwards
+
+
+@kinds
+async def test_a_sample_has_all_that_its_job_says(kind: str, tmp_path: Path) -> None:
+    schedule = KINDS[kind](tmp_path)
+    text = (
+        f'seed = 5\ndataset_version = "v1"\noperator = {{ name = "image@1", params = {{ b = 1, a = 2 }} }}\n{schedule.text}'
+    )
+    samples = await everything(await opened(DirectoryLake(tmp_path), text))
+    assert {(each.job, each.operator, each.params, each.dataset_version) for each in samples} == {
+        ("run", "image@1", '{"a":2,"b":1}', "v1")
+    }
+    assert len({sample.seed for sample in samples}) == COUNT
+
+
+@kinds
+async def test_a_feed_that_was_cut_off_is_refused_whole_and_says_which_file(kind: str, tmp_path: Path) -> None:
+    for number, name in enumerate(KINDS[kind](tmp_path / "whole").indices):
+        root = tmp_path / str(number)
+        schedule, file = KINDS[kind](root), root / name
+        size = file.stat().st_size
+        os.truncate(file, size // 2 if name.endswith(".tar") else size - 7)  # a tar ends in blocks of padding
+        with pytest.raises(InvalidFeed) as refused:
+            await everything(await opened(DirectoryLake(root), schedule.text))
+        assert name.removesuffix(".tar") in str(refused.value)
+
+
+@kinds
+async def test_a_feed_whose_file_is_missing_is_refused(kind: str, tmp_path: Path) -> None:
+    schedule = KINDS[kind](tmp_path)
+    for path in (tmp_path / "jobs").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(InvalidFeed):
+        await opened(DirectoryLake(tmp_path), schedule.text)
+
+
+async def test_of_a_hundred_million_samples_one_step_is_read(tmp_path: Path) -> None:
+    count = 10**8
+    write(tmp_path, "jobs/global_indices.npy", b"")
+    os.truncate(tmp_path / "jobs/global_indices.npy", 4 * count)  # sparse: sample 0 every time
+    write(tmp_path, "data/part.npy", bytes(4096))
+    text = (
+        '[feed]\nkind = "indices"\npath = "global_indices.npy"\ndata = ["/data/part.npy"]\n'
+        "batches = { world_size = 64, batch_size = 16 }\n"
+    )
+    lake = DirectoryLake(tmp_path)
+    tracemalloc.start()
+    feed = await opened(lake, text)
+    assert len(await feed.steps()) == count // (64 * 16)
+    group = await feed.group(97_000, 63)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(group) == 16
+    assert lake.bytes_read < 100_000
+    assert peak < 2 << 20
+
+
+TABLES = {
+    "a slot twice": ({"slot": [0, 0, 2]}, "row 1: rank 0 has slot 0 a second time"),
+    "another step": ({"step": [0, 1, 0]}, "row 1: is of step 1, the file of step 0"),
+    "another job": ({"job": ["run", "run", "walk"]}, "row 2: is of job 'walk', not of 'run'"),
+    "a negative offset": ({"offset": [0, -1, 0]}, "row 1: offset is negative"),
+    "no bytes": ({"length": [1, 1, 0]}, "row 2: [20, +0) is no range"),
+    "beyond any file": ({"offset": [0, 10, (1 << 63) - 2]}, "row 2: [9223372036854775806, +10) is no range"),
+    "a null": ({"source": ["a", None, "a"]}, "row 1: source is null"),
+    "a path upwards": ({"source": ["a", "../a", "a"]}, "row 1: source '../a' is no path in the lake"),
+    "a slash in a name": ({"sample_id": ["x", "y/z", "w"]}, "row 1: sample_id 'y/z' is no name of a file"),
+    "one sample in two places": ({"sample_id": ["x", "y", "x"]}, "row 2: sample 'x' lies elsewhere than in a row before"),
+    "params that are no JSON": ({"params": ["{}", "{", "{}"]}, "row 1: params '{' is no JSON"),
+    "text for a number": ({"rank": ["0", "0", "0"]}, "column 'rank' is string, not int64"),
+    "an unknown column": ({"colour": [1, 2, 3]}, "has the unknown column 'colour'"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "said"), TABLES.values(), ids=list(TABLES))
+async def test_a_contradictory_table_is_refused_with_its_row(
+    wrong: dict[str, list[object]], said: str, tmp_path: Path
+) -> None:
+    columns = {
+        "step": [0, 0, 0], "rank": [0, 0, 0], "slot": [0, 1, 2], "sample_id": ["x", "y", "z"],
+        "source": ["a", "a", "a"], "offset": [0, 10, 20], "length": [10, 10, 10],
+    }  # fmt: skip
+    (tmp_path / "jobs").mkdir()
+    pq.write_table(pa.table(columns | wrong), tmp_path / "jobs/step_0000000.parquet")
+    feed = await opened(DirectoryLake(tmp_path), '[feed]\nkind = "arrow"\npath = "."')
+    with pytest.raises(InvalidFeed) as refused:
+        await feed.group(0, 0)
+    assert refused.value.subject == "jobs/step_0000000.parquet"
+    assert said in refused.value.reason
+
+
+async def test_a_table_without_a_column_that_it_needs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    pq.write_table(pa.table({"step": [0], "rank": [0]}), tmp_path / "jobs/step_0000000.parquet")
+    feed = await opened(DirectoryLake(tmp_path), '[feed]\nkind = "arrow"\npath = "."')
+    with pytest.raises(InvalidFeed, match="has no column 'length'"):
+        await feed.ranks(0)
+
+
+async def test_an_order_that_names_a_sample_that_is_not_there_is_refused_with_its_row(tmp_path: Path) -> None:
+    schedule = webdataset(tmp_path)
+    order = np.arange(COUNT)
+    order[5] = COUNT
+    write(tmp_path, "jobs/order.npy", npy(order))
+    with pytest.raises(InvalidFeed, match=f"row 5: names sample {COUNT} of {COUNT}"):
+        await everything(await opened(DirectoryLake(tmp_path), schedule.text))
+
+
+async def test_a_tar_index_that_cuts_a_member_is_refused_with_its_row(tmp_path: Path) -> None:
+    schedule = webdataset(tmp_path)
+    file = tmp_path / "jobs/tars/shard-000000.tar.idx"
+    offsets = np.frombuffer(file.read_bytes(), "<u8").copy()
+    offsets[3] += 512
+    file.write_bytes(offsets.tobytes())
+    with pytest.raises(InvalidFeed, match=r"shard-000000\.tar\.idx: row [23]: "):
+        await everything(await opened(DirectoryLake(tmp_path), schedule.text))
+
+
+async def test_a_tar_without_an_index_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    schedule = webdataset(tmp_path)
+    (tmp_path / "jobs/tars/shard-000002.tar.idx").unlink()
+    with pytest.raises(InvalidFeed, match=r"foremount index jobs/tars/shard-000002\.tar makes one"):
+        await opened(DirectoryLake(tmp_path), schedule.text)
+
+
+async def test_an_id_that_no_map_holds_is_refused_with_its_row(tmp_path: Path) -> None:
+    schedule = bins(tmp_path, 3)
+    ids = np.load(tmp_path / "jobs/steps/step_0000002.npy")
+    ids[1, 2] += 1
+    np.save(tmp_path / "jobs/steps/step_0000002.npy", ids)
+    feed = await opened(DirectoryLake(tmp_path), schedule.text)
+    assert len(await feed.group(2, 0)) == BATCH
+    with pytest.raises(InvalidFeed, match=rf"step_0000002\.npy: row 1: slot 2 is sample {ids[1, 2]}, which is in no map"):
+        await feed.group(2, 1)
+
+
+async def test_maps_that_overlap_are_refused(tmp_path: Path) -> None:
+    schedule = bins(tmp_path)
+    said = json.loads((tmp_path / "jobs/bins.json").read_text())
+    said["maps"][1]["first"] -= 1
+    (tmp_path / "jobs/bins.json").write_text(json.dumps(said))
+    with pytest.raises(InvalidFeed, match="begins at id 11, where another map holds up to 11"):
+        await opened(DirectoryLake(tmp_path), schedule.text)
+
+
+async def test_an_order_shorter_than_a_step_of_the_world_is_refused(tmp_path: Path) -> None:
+    schedule = indices(tmp_path)
+    os.truncate(tmp_path / "jobs/global_indices.npy", 4 * (WORLD * BATCH - 1))
+    with pytest.raises(InvalidFeed, match="5 samples are less than one batch of the whole world"):
+        await opened(DirectoryLake(tmp_path), schedule.text)
+
+
+async def test_a_step_that_is_written_later_is_found(tmp_path: Path) -> None:
+    schedule = arrow(tmp_path)
+    late = tmp_path / "jobs/steps/step_0000003.parquet"
+    body = late.read_bytes()
+    late.unlink()
+    feed = await opened(DirectoryLake(tmp_path), schedule.text)
+    assert list(await feed.ranks(3)) == []
+    late.write_bytes(body)
+    assert list(await feed.ranks(3)) == [0, 1]

@@ -1,0 +1,294 @@
+"""Small data sets with a schedule of each kind, and what each slot of it has to be: for tests of feeds, jobs and mounts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vfs.errors import NotFound, Stale
+from vfs.model import Entry, Kind, LakePath, Version
+from vfs.samples.feeds.arrow import SCHEMA
+from vfs.samples.feeds.bins import RECORD
+from vfs.samples.model import Sample
+
+WORLD, BATCH, STEPS = 2, 3, 4
+COUNT = WORLD * BATCH * STEPS
+Slots = dict[tuple[int, int, int], bytes]
+
+
+@dataclass
+class DirectoryLake:
+    """A lake that is a directory: what feeds need of one.
+
+    Attributes:
+        bytes_read, reads: so far.
+    """
+
+    root: Path
+    bytes_read: int = 0
+    reads: int = 0
+
+    async def stat(self, path: LakePath) -> Entry | None:
+        """Return the entry of a path."""
+        try:
+            found = os.stat(self.root / path)
+        except FileNotFoundError:
+            return None
+        kind = Kind.DIRECTORY if (self.root / path).is_dir() else Kind.FILE
+        return Entry(Path(path).name, kind, Version(found.st_size, found.st_mtime_ns))
+
+    async def list(self, path: LakePath) -> Sequence[Entry]:
+        """Return the entries of a directory."""
+        if not (self.root / path).is_dir():
+            return []
+        found = [await self.stat(LakePath(f"{path}/{name}")) for name in os.listdir(self.root / path)]
+        return [entry for entry in found if entry is not None]
+
+    async def read(self, path: LakePath, version: Version, offset: int, length: int) -> bytes:
+        """Return bytes of this version."""
+        entry = await self.stat(path)
+        if entry is None:
+            raise NotFound(path)
+        if entry.version != version:
+            raise Stale(path)
+        assert offset + length <= version.size, "a feed reads what is there"
+        self.bytes_read += length
+        self.reads += 1
+        with (self.root / path).open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+
+@dataclass
+class Schedule:
+    """A job and what it reads.
+
+    Attributes:
+        text: of its document, which lies in the directory `jobs` of the lake.
+        slots: raw bytes by (step, rank, slot).
+        indices: files of the schedule, relative to the lake, each of which can be cut off.
+    """
+
+    text: str
+    slots: Slots
+    indices: list[str] = field(default_factory=list)
+
+
+def payload(number: int) -> bytes:
+    """Return the raw bytes of a sample: another length and other bytes for each."""
+    return bytes(np.random.default_rng(number).integers(0, 256, 200 + 17 * number, np.uint8))
+
+
+def order_of(count: int = COUNT) -> np.ndarray:
+    """Return a shuffled order of sample numbers."""
+    return np.random.default_rng(7).permutation(count)
+
+
+def strided(bodies: Sequence[bytes]) -> Slots:
+    """Return who reads what where ranks take turns, written as a loop: the order's samples one after the other."""
+    found: Slots = {}
+    for position, body in enumerate(bodies):
+        step, within = divmod(position, WORLD * BATCH)
+        slot, rank = divmod(within, WORLD)
+        found[step, rank, slot] = body
+    return found
+
+
+def write(lake: Path, name: str, body: bytes) -> None:
+    """Write a file of the lake."""
+    (lake / name).parent.mkdir(parents=True, exist_ok=True)
+    (lake / name).write_bytes(body)
+
+
+def npy(array: np.ndarray) -> bytes:
+    """Return an array as .npy."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def arrow_table(samples: Sequence[Sample]) -> pa.Table:
+    """Return samples as a table in the schema of schedules."""
+    names = [name for name in Sample.__struct_fields__ if name != "more"]
+    return pa.table({name: [getattr(each, name) for each in samples] for name in names}, schema=SCHEMA)
+
+
+def arrow(lake: Path, suffix: str = "parquet") -> Schedule:
+    """Write one file with the raw bytes of all samples, and a file for each step."""
+    slots = strided([payload(number) for number in order_of()])
+    body, places = b"", {}
+    for number in range(COUNT):
+        places[payload(number)] = (f"s{number}", len(body), len(payload(number)))
+        body += payload(number)
+    write(lake, "data/all.bin", body)
+    for step in range(STEPS):
+        samples = [
+            Sample("run", at, rank, slot, places[raw][0], LakePath("data/all.bin"), *places[raw][1:])
+            for (at, rank, slot), raw in slots.items()
+            if at == step
+        ]
+        stream = io.BytesIO()
+        if suffix == "parquet":
+            pq.write_table(arrow_table(samples), stream)
+        else:
+            with pa.ipc.new_file(stream, SCHEMA) as writer:
+                writer.write_table(arrow_table(samples))
+        write(lake, f"jobs/steps/step_{step:07d}.{suffix}", stream.getvalue())
+    return Schedule('[feed]\nkind = "arrow"\npath = "steps"', slots, [f"jobs/steps/step_0000001.{suffix}"])
+
+
+def bins(lake: Path, gap: int = 1) -> Schedule:
+    """Write two bins, two maps and a file for each step. With a gap of more than 1 the ids leave numbers out."""
+    records = np.zeros(COUNT, RECORD)
+    for which in range(2):
+        body = b""
+        for number in range(which, COUNT, 2):
+            records[number] = (gap * number, which, len(body), len(payload(number)))
+            body += payload(number)
+        write(lake, f"data/{which}.bin", body)
+    half = COUNT // 2
+    write(lake, "jobs/maps/0.map", records[:half].tobytes())
+    write(lake, "jobs/maps/1.map", records[half:].tobytes())
+    maps = [
+        {"path": "maps/0.map", "first": 0, "last": int(records["id"][half - 1])},
+        {"path": "maps/1.map", "first": int(records["id"][half]), "last": int(records["id"][-1])},
+    ]
+    said = {"bins": ["../data/0.bin", "/data/1.bin"], "maps": maps, "steps": "steps"}
+    write(lake, "jobs/bins.json", json.dumps(said).encode())
+    order = order_of().reshape(STEPS, WORLD, BATCH)
+    slots: Slots = {}
+    for step in range(STEPS):
+        write(lake, f"jobs/steps/step_{step:07d}.npy", npy(gap * order[step]))
+        for rank in range(WORLD):
+            slots |= {(step, rank, slot): payload(int(order[step, rank, slot])) for slot in range(BATCH)}
+    return Schedule('[feed]\nkind = "bins"\npath = "bins.json"', slots, ["jobs/maps/0.map", "jobs/steps/step_0000001.npy"])
+
+
+_BATCHES = f"batches = {{ world_size = {WORLD}, batch_size = {BATCH} }}\n"
+
+
+def megatron(lake: Path) -> Schedule:
+    """Write documents of tokens with the index that Megatron caches; samples go across documents."""
+    length = 10
+    generator = np.random.default_rng(3)
+    documents = [generator.integers(0, 60000, size, np.uint16) for size in generator.integers(3, 25, 40)]
+    lengths = np.array([len(each) for each in documents], np.int32)
+    pointers = np.concatenate([[0], 2 * np.cumsum(lengths)[:-1]]).astype(np.int64)
+    write(lake, "data/text.bin", b"".join(each.tobytes() for each in documents))
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(documents), len(documents) + 1)
+    starts = np.arange(len(documents) + 1, dtype=np.int64)
+    write(lake, "data/text.idx", head + lengths.tobytes() + pointers.tobytes() + starts.tobytes())
+    document_index = generator.permutation(len(documents)).astype(np.int32)
+    line = [(place, token) for place, which in enumerate(document_index) for token in range(lengths[which])]
+    tokens = np.concatenate([documents[which] for which in document_index])
+    sample_index = np.array([line[at] for at in range(0, length * COUNT + 1, length)], np.int32)
+    shuffle = order_of().astype(np.uint32)
+    for name, array in (("document", document_index), ("sample", sample_index), ("shuffle", shuffle)):
+        write(lake, f"jobs/cache/x-GPTDataset-train-{name}_index.npy", npy(array))
+    slots: Slots = {}
+    for position, number in enumerate(shuffle):
+        step, within = divmod(position, WORLD * BATCH)
+        slot, rank = divmod(within, WORLD)  # micro batches of 1: dealt in turn
+        slots[step, rank, slot] = tokens[length * number : length * number + length + 1].tobytes()
+    text = '[feed]\nkind = "megatron"\npath = "cache/x-GPTDataset-train"\ndata = "/data/text"\n'
+    indices = [f"jobs/cache/x-GPTDataset-train-{name}_index.npy" for name in ("document", "sample", "shuffle")]
+    batches = _BATCHES.replace(" }", ', layout = "micro" }')
+    return Schedule(text + batches, slots, [*indices, "data/text.idx"])
+
+
+def indices(lake: Path, header: bool = False) -> Schedule:
+    """Write two files of tokens and OLMo's order of their chunks."""
+    chunk, parts = 8, (10, COUNT - 10)
+    generator = np.random.default_rng(5)
+    files = [generator.integers(0, 60000, chunk * count + 5, np.uint16) for count in parts]
+    for which, tokens in enumerate(files):
+        write(lake, f"data/part{which}.npy", tokens.tobytes())
+    chunks = [
+        tokens[chunk * at : chunk * (at + 1)] for tokens, count in zip(files, parts, strict=True) for at in range(count)
+    ]
+    order = order_of().astype(np.uint32)
+    write(lake, "jobs/global_indices.npy", npy(order) if header else order.tobytes())
+    text = (
+        f'[feed]\nkind = "indices"\npath = "global_indices.npy"\nchunk_tokens = {chunk}\n'
+        'data = ["../data/part0.npy", "../data/part1.npy"]\n'
+    )
+    return Schedule(text + _BATCHES, strided([chunks[number].tobytes() for number in order]), ["jobs/global_indices.npy"])
+
+
+def webdataset(lake: Path, part: str = "jpg") -> Schedule:
+    """Write three tars of two files for each sample, with the index beside each."""
+    each = COUNT // 3
+    raws: list[bytes] = []
+    for which in range(3):
+        stream, offsets = io.BytesIO(), []
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            for number in range(which * each, (which + 1) * each):
+                offsets.append(archive.offset)
+                for suffix, body in (("jpg", payload(number)), ("cls", str(number).encode())):
+                    member = tarfile.TarInfo(f"{number:06d}.{suffix}")
+                    member.size = len(body)
+                    archive.addfile(member, io.BytesIO(body))
+            offsets.append(archive.offset)
+        body = stream.getvalue()
+        raws += [
+            payload(which * each + at) if part else body[offsets[at] : offsets[at + 1]] for at in range(each)
+        ]  # fmt: skip
+        write(lake, f"jobs/tars/shard-{which:06d}.tar", body)
+        write(lake, f"jobs/tars/shard-{which:06d}.tar.idx", np.array(offsets, "<u8").tobytes())
+    write(lake, "jobs/order.npy", npy(order_of()))
+    text = f'[feed]\nkind = "webdataset"\npath = "tars"\norder = "order.npy"\npart = "{part}"\n'
+    cut = ["jobs/tars/shard-000001.tar.idx", "jobs/tars/shard-000001.tar", "jobs/order.npy"]
+    return Schedule(text + _BATCHES, strided([raws[number] for number in order_of()]), cut)
+
+
+def mds(lake: Path, column: str = "image") -> Schedule:
+    """Write two shards as MosaicML Streaming does, of an integer and a variable column."""
+    half, shards, raws = COUNT // 2, [], []
+    for which in range(2):
+        samples = [
+            struct.pack("<I", len(payload(number))) + payload(number) + struct.pack("<q", number)
+            for number in range(which * half, (which + 1) * half)
+        ]
+        config = b"{}"
+        ends = np.cumsum([4 * (half + 2) + len(config), *map(len, samples)]).astype("<u4")
+        body = struct.pack("<I", half) + ends.tobytes() + config + b"".join(samples)
+        name = f"shard.{which:05d}.mds"
+        write(lake, f"jobs/mds/{name}", body)
+        shards.append(
+            {
+                "format": "mds", "version": 2, "samples": half, "compression": None, "hashes": [], "size_limit": 1 << 26,
+                "column_names": ["image", "label"], "column_encodings": ["bytes", "int"], "column_sizes": [None, 8],
+                "raw_data": {"basename": name, "bytes": len(body), "hashes": {}}, "zip_data": None,
+            }
+        )  # fmt: skip
+        raws += [payload(which * half + at) if column else samples[at] for at in range(half)]
+    write(lake, "jobs/mds/index.json", json.dumps({"version": 2, "shards": shards}).encode())
+    write(lake, "jobs/order.npy", npy(order_of()))
+    text = f'[feed]\nkind = "mds"\npath = "mds/index.json"\norder = "order.npy"\ncolumn = "{column}"\n'
+    cut = ["jobs/mds/index.json", "jobs/mds/shard.00001.mds", "jobs/order.npy"]
+    return Schedule(text + _BATCHES, strided([raws[number] for number in order_of()]), cut)
+
+
+KINDS: dict[str, Callable[[Path], Schedule]] = {
+    "parquet": arrow,
+    "arrow-ipc": lambda lake: arrow(lake, "arrow"),
+    "bins": bins,
+    "bins-with-gaps": lambda lake: bins(lake, 3),
+    "megatron": megatron,
+    "indices": indices,
+    "indices-with-header": lambda lake: indices(lake, header=True),
+    "webdataset": webdataset,
+    "webdataset-slices": lambda lake: webdataset(lake, ""),
+    "mds": mds,
+    "mds-whole": lambda lake: mds(lake, ""),
+}
