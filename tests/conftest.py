@@ -25,6 +25,14 @@ from tests.servers.wan_origin import wan_origin as start_wan_origin
 T = TypeVar("T")
 
 
+_LONGEST_FIRST = ("trouble", "mount", "frameworks", "contract", "unit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the directories that take longest: where two processes share the files, neither is left with a long one."""
+    items.sort(key=lambda item: _LONGEST_FIRST.index(item.path.parent.name))
+
+
 @pytest.fixture(scope="session")
 def wan_origin_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WanOrigin]:
     """The one origin of this run; use `wan_origin`, which hands it out in a known state."""

@@ -11,8 +11,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_NAME_BYTES_MAX = 200
-"""Below NAME_MAX (255) with room for suffixes."""
+_NAME_BYTES_MAX = 64
+"""The path of a socket has 107 bytes at most: this name, 31 of "/run/user/4294967294/foremount/" and 12 of "/worker.sock"."""
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:_.")
 
 
@@ -132,7 +132,7 @@ def escape(mountpoint: str) -> str:
     name = "".join(pieces) or "-"
     if len(name) <= _NAME_BYTES_MAX:
         return name
-    return f"{name[: _NAME_BYTES_MAX - 33]}-{hashlib.sha256(raw).hexdigest()[:32]}"
+    return f"{name[: _NAME_BYTES_MAX - 17]}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 def base_dir(uid: int | None = None, environ: Mapping[str, str] | None = None) -> str:

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -351,14 +352,20 @@ def test_silent_worker_is_killed_and_replaced(mounted: Mounted) -> None:
     assert (mounted.mountpoint / "file").read_bytes() == CONTENT
 
 
-def test_ordinary_user_mounts_through_fusermount3_without_passthrough(tmp_path: Path) -> None:
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user can go to: pytest's own are its user's alone, and made so again by each run that starts."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        yield Path(os.path.realpath(directory))
+
+
+def test_ordinary_user_mounts_through_fusermount3_without_passthrough(public: Path) -> None:
     """As user 65534, in a mount namespace whose /dev/fuse everybody can open, as udev makes it and containers often don't."""
-    home = Path(os.path.realpath(tmp_path)) / "home"
+    home = public / "home"
     (home / "mnt").mkdir(parents=True)
     for path in (home, home / "mnt"):
         os.chown(path, 65534, 65534)
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
-        parent.chmod(parent.stat().st_mode | 0o055)  # fusermount3 goes there as that user
     options = Options(
         str(home / "mnt"), "/dev/null", str(home / "run"), commands={"worker": STAND_IN, "agent": STAND_IN}, limits=SHORT
     )
@@ -372,7 +379,7 @@ def test_ordinary_user_mounts_through_fusermount3_without_passthrough(tmp_path: 
         "print(umount.ask_to_end(locate.Located(directory, options.mountpoint, held), 10.0))\n"
         "print(mountinfo.on_top(mountinfo.read(), options.mountpoint))\n"
     )
-    node = tmp_path / "fuse"
+    node = public / "fuse"
     os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(10, 229))
     node.chmod(0o666)
     enter = f'mount --bind {node} /dev/fuse && exec "$@"'

@@ -234,6 +234,7 @@ directory = "{{base}}/cache"
 INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 
 
+@pytest.mark.slow
 def test_on_two_hosts_a_marker_is_never_there_before_its_shards_can_be_read(nginx: Nginx) -> None:
     """The second host looks all the time, and what it has seen it believes for a second: shards and marker out of step."""
     with dav_lake(nginx, "hosts", "1s") as (first, _), dav_lake(nginx, "hosts", "1s") as (second, _):
@@ -316,6 +317,7 @@ def hanging_origin() -> Iterator[str]:
             server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_mount_ends_although_its_origin_hangs_and_the_next_one_uploads_what_it_left(nginx: Nginx, tmp_path: Path) -> None:
     (nginx.root / "hung").mkdir()
     (tmp_path / "policy.toml").write_text(POLICY)

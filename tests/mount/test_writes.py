@@ -332,6 +332,7 @@ origin_deadline = "2s"
 )
 
 
+@pytest.mark.slow
 def test_full_staging_area_refuses_new_files_until_there_is_room(wan_origin: WanOrigin, tmp_path: Path) -> None:
     """Nothing is uploaded here: what makes room is that something is removed."""
     (wan_origin.root / "full").mkdir()
@@ -346,6 +347,7 @@ def test_full_staging_area_refuses_new_files_until_there_is_room(wan_origin: Wan
         assert (lake.root / "new").read_bytes() == b"x"
 
 
+@pytest.mark.slow
 def test_full_disk_below_the_staging_area_is_told_to_who_writes(wan_origin: WanOrigin, tmp_path: Path) -> None:
     (wan_origin.root / "disk").mkdir()
     config(tmp_path, "")

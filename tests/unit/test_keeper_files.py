@@ -147,7 +147,14 @@ def test_escaped_name_is_one_file_name_that_fits(parts: list[str]) -> None:
     name = rundir.escape("/" + "/".join(parts))
     assert "/" not in name
     assert name not in (".", "..")
-    assert 0 < len(name.encode()) <= 200
+    assert 0 < len(name.encode()) <= 64
+
+
+def test_sockets_of_the_longest_mount_point_can_be_bound() -> None:
+    name = rundir.escape("/mnt/" + "x" * 4000)
+    run_dir = rundir.RunDir(f"/run/user/4294967294/foremount/{name}")
+    for path in (run_dir.agent_socket, run_dir.admin_socket, run_dir.worker_socket):
+        assert len(os.fsencode(path)) <= 107  # sun_path without its NUL
 
 
 def test_long_mount_points_with_one_beginning_have_different_names() -> None:
