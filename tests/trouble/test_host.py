@@ -164,6 +164,7 @@ def consumer(path: Path) -> Iterator[Callable[[str], str]]:
         process.wait(10)
 
 
+@pytest.mark.slow
 def test_two_mounts_with_writers_end_when_both_are_told_to(scratch: Path) -> None:
     """D17"""
     with disk_lake(scratch / "one", f=b"1") as one, disk_lake(scratch / "two", f=b"2") as two:

@@ -153,6 +153,7 @@ def test_changes_of_names_are_made_once_however_often_the_worker_is_killed(
         assert [os.listdir(mount.root / prefix / str(index)) for index in range(3)] == [[], [], []]
 
 
+@pytest.mark.slow
 def test_one_of_many_that_create_a_name_exclusively_succeeds_however_often_the_worker_is_killed(
     scratch: Path, wan_origin: WanOrigin
 ) -> None:
