@@ -142,6 +142,19 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=True):
     seq: int
 
 
+class Adopt(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Take a staging file into the cache by renaming it: the worker has given it up, its origin holds it. See `Adopted`.
+
+    Attributes:
+        id, seq: of the node, whose content it was.
+        content: number of the staging file.
+    """
+
+    id: int
+    seq: int
+    content: int
+
+
 class Traced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """What the kernel opened and read while a recording goes on (`vfs/traces/records.py`). Not answered.
 
@@ -161,7 +174,21 @@ class Traced(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Call = (
-    Hello | Stat | List | OpenObject | Hold | Need | Reads | CloseObject | Counters | Used | Seen | Staging | Settle | Traced
+    Hello
+    | Stat
+    | List
+    | OpenObject
+    | Hold
+    | Need
+    | Reads
+    | CloseObject
+    | Counters
+    | Used
+    | Seen
+    | Staging
+    | Settle
+    | Adopt
+    | Traced
 )
 
 
@@ -215,6 +242,12 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The origin has it; the table of uploads says where and in which version."""
 
 
+class Adopted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Whether the staging file is the cache's now; else it lies where it was, and may go."""
+
+    adopted: bool
+
+
 class Expect(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """What is going to be read of an open object, as the agent believes. Nobody asks for it: it comes under id 0.
 
@@ -238,7 +271,7 @@ class Tracing(msgspec.Struct, frozen=True, array_like=True, tag=True):
     on: bool
 
 
-Answer = Welcome | Found | Listed | Opened | Ready | Settled | Failed | Tracing | Expect
+Answer = Welcome | Found | Listed | Opened | Ready | Settled | Adopted | Failed | Tracing | Expect
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

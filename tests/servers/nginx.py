@@ -57,14 +57,21 @@ class Nginx:
 
     Attributes:
         root: the folder that it serves.
+        log: a line for each request that it has answered.
     """
 
     root: Path
     port: int
+    log: Path
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def requests(self, method: str, path: str) -> int:
+        """Return how many requests of a method for an address that ends with `path` it has answered."""
+        lines = self.log.read_text().splitlines()
+        return sum(f'"{method} ' in line and f'{path} HTTP/1.1"' in line for line in lines)
 
 
 @contextlib.contextmanager
@@ -82,4 +89,4 @@ def nginx(directory: Path, root: Path) -> Iterator[Nginx]:
     log = directory / "start.log"
     with running([binary, "-p", str(directory), "-c", str(configuration)], log) as child:
         wait_ready(child, lambda: accepts(port), log, START_S)
-        yield Nginx(root, port)
+        yield Nginx(root, port, directory / "access.log")

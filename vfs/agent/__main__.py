@@ -23,6 +23,7 @@ from vfs.admin.service import Admin
 from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.accounts import Accounts
+from vfs.agent.adoption import Adoption
 from vfs.agent.checkpoints import Checkpoints
 from vfs.agent.holding import Holding
 from vfs.agent.layouts import CachedLayouts
@@ -148,8 +149,17 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         objects = Objects(holding, fetcher, prefetcher)
         accounts = Accounts(clock)
         uploads = await stack.enter_async_context(_uploading(loaded, mounts, sites, catalog, rules, clock))
+        adoption = None
+        if uploads is not None:
+            adoption = Adoption(uploads, mounts, catalog, store, config.staging_directory(loaded), spawn=tasks.spawn)
         server = WorkerServer(
-            metadata, objects, store, on_reads=prefetcher.reads, on_used=accounts.take_nowait, uploads=uploads
+            metadata,
+            objects,
+            store,
+            on_reads=prefetcher.reads,
+            on_used=accounts.take_nowait,
+            uploads=uploads,
+            adoption=adoption,
         )
         server.on_seen = accounts.seen
         traces = Traces(

@@ -110,10 +110,10 @@ class StagedFile:
         if (found.st_size, found.st_mtime_ns) != (self._size, self._mtime_ns):
             raise Stale(self._path, "was changed while it was uploaded")
 
-    def digest(self) -> str:
-        """Return the digest of the content; all of it must have been read."""
+    def block_digests(self) -> bytes:
+        """Return the digests of all blocks, 8 bytes little-endian each; all of it must have been read."""
         assert self._digests.all()
-        return object_digest(self._digests.astype("<u8").tobytes())
+        return self._digests.astype("<u8").tobytes()
 
     async def read(self, offset: int, length: int) -> bytes:
         """Return a piece, digested. `offset` is a multiple of the block."""
@@ -221,7 +221,7 @@ class Sender:
         except (Stale, Corrupt, NotFound):
             await self._abandon(upload)
             raise
-        return Sent(version, file.digest())
+        return Sent(version, object_digest(file.block_digests()))
 
     async def _open(
         self, file: StagedFile, path: SitePath, token: str, resumed: Upload | None

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from vfs import wire
+from vfs.agent.adoption import Adoption
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
 from vfs.agent.uploads import Uploads
@@ -41,6 +42,7 @@ class WorkerServer:
         on_reads: Callable[[ObjectKey, list[tuple[int, int]]], None],
         on_used: Callable[[wire.Used], None],
         uploads: Uploads | None = None,
+        adoption: Adoption | None = None,
     ) -> None:
         self._metadata = metadata
         self._objects = objects
@@ -48,6 +50,7 @@ class WorkerServer:
         self._on_reads = on_reads
         self._on_used = on_used
         self._uploads = uploads
+        self._adoption = adoption
         self.on_seen: Callable[[Usage], None] = lambda usage: None
         self.hello: wire.Hello | None = None
         self._greeted: asyncio.StreamWriter | None = None
@@ -170,7 +173,11 @@ class WorkerServer:
             case wire.Settle(node_id, seq) if self._uploads is not None:
                 await self._uploads.settle(node_id, seq)
                 return wire.Settled()
+            case wire.Adopt(node_id, seq, content) if self._adoption is not None:
+                return wire.Adopted(await self._adoption.adopt(node_id, seq, content))
             case wire.OpenObject(path, version):
+                if self._adoption is not None:
+                    await self._adoption.passed(self._objects.identity(path, version))
                 key, root = await self._objects.open(path, version)
                 if key in held.opened:  # one hold for each connection, however often its worker opens the object
                     self._objects.close(key)

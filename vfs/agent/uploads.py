@@ -1,9 +1,9 @@
 """Brings what is staged on this host to its origins: desired state from the journal, observed state in the catalog.
 
 Flow: `_look` reads what the worker appended and says which nodes have something to do (`uploadplan.py`); each becomes a task
-that carries out one step, notes it in the catalog and lets the node be looked at again. A file that commits others waits
-until they are at the origin (`commits.py`). Whatever is killed is found again by comparing the two states; parts that had
-arrived are not sent again. What fails rests, longer each time, and is tried for ever: nowhere else are these bytes.
+that has one step carried out (`publishing.py`), notes it in the catalog and lets the node be looked at again. Whatever is
+killed is found again by comparing the two states; parts that had arrived are not sent again. What fails rests, longer each
+time, and is tried for ever: nowhere else are these bytes.
 
 Tasks: one that looks, one for each step under way; all end with the service. Files under way are bounded by `limits.files`,
 parts by `limits.parts`.
@@ -15,30 +15,25 @@ import asyncio
 import contextlib
 import logging
 import math
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-import xxhash
 from msgspec.structs import replace
 
-from vfs.agent.commits import Commits, Look, site_path_of
-from vfs.agent.sending import Pace, Sender, SendLimits, StagedFile
-from vfs.agent.uploadplan import MakeDirectory, Move, Remove, Send, Step, all_below, next_step, old_markers, order
+from vfs.agent.commits import Commits, site_path_of
+from vfs.agent.publishing import Carried, Publisher, resume_of
+from vfs.agent.sending import SendLimits
+from vfs.agent.uploadplan import Move, Send, Step, all_below, next_step, old_markers, order
 from vfs.backoff import doubled_s
-from vfs.checkpoints import commit
 from vfs.clock import Clock
 from vfs.errors import (
     Corrupt,
     Denied,
     ForemountError,
     NoSpace,
-    NotFound,
     Stale,
     Unavailable,
     Unsupported,
@@ -47,11 +42,10 @@ from vfs.errors import (
 )
 from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, split
 from vfs.namespace.catalog import CatalogWriter, Known
-from vfs.namespace.journal import JournalReader, content_path
+from vfs.namespace.journal import JournalReader
 from vfs.namespace.mounts import MountPoint, MountTable
 from vfs.namespace.staged import At, Staged, StagedKind, StagedNodes, Upload, UploadState
 from vfs.policy.engine import Decision
-from vfs.sites import writing
 from vfs.sites.protocol import Site
 from vfs.sites.writing import SiteWriter
 
@@ -120,13 +114,10 @@ class Uploads:
         self._sites = sites
         self._writers = writers
         self._catalog = catalog
-        self._directory = directory
-        self._decide = decide
         self._clock = clock
         self._limits = limits
         self._journal = JournalReader(directory)
         self._commits = Commits(catalog)
-        self._host = socket.gethostname()
         self._dirty: set[int] = set()
         self._retired: set[int] = set()
         self._rests: dict[int, _Rest] = {}
@@ -134,13 +125,22 @@ class Uploads:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._paths: set[tuple[SiteName, SitePath]] = set()
         self._waiters: dict[int, list[_Waiter]] = {}
-        self._paces: dict[tuple[SiteName, Any], Pace] = {}
-        self._parts = asyncio.Semaphore(limits.parts)
         self._woken = asyncio.Event()
         self._stepped = asyncio.Event()
-        self._pool = ThreadPoolExecutor(2, "upload-read")
         self._tasks: asyncio.TaskGroup
         self.counters: Counter[str] = Counter()
+        self._publisher = Publisher(
+            self,
+            sites,
+            writers,
+            catalog,
+            self._commits,
+            directory=directory,
+            decide=decide,
+            clock=clock,
+            limits=limits,
+            counters=self.counters,
+        )
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
@@ -155,7 +155,7 @@ class Uploads:
             task.cancel()
         await self._tasks.__aexit__(None, None, None)
         self._journal.close()
-        self._pool.shutdown()
+        self._publisher.close()
 
     # What others ask for
 
@@ -295,16 +295,15 @@ class Uploads:
             if not waiter.done.done():
                 waiter.done.set_exception(Stale("staged file", "is not there any more"))
         if record is not None:
-            if not retired and record.state is not UploadState.DONE and record.resume:
+            if not retired:
                 self._abandon(record)
             self._catalog.drop_upload(node_id)
 
     def _abandon(self, record: Upload) -> None:
         """Have removed what has arrived of an upload that nobody wants any more."""
-        with contextlib.suppress(msgspec.DecodeError):
-            resume = _resume.decode(record.resume)
-            if resume.site in self._writers:
-                self._tasks.create_task(self._quietly(self._writers[resume.site].abandon(resume.upload)))
+        resume = resume_of(record)
+        if resume is not None and resume.site in self._writers:
+            self._tasks.create_task(self._quietly(self._writers[resume.site].abandon(resume.upload)))
 
     async def _quietly(self, work: Any) -> None:
         with contextlib.suppress(ForemountError):
@@ -325,7 +324,11 @@ class Uploads:
     async def _run(self, node: Staged, path: LakePath, point: MountPoint, step: Step) -> None:
         """Carry out one step of one node and note how it went."""
         try:
-            if await self._carry_out(node, path, point, step):
+            carried = await self._publisher.carry_out(node, path, point, step)
+            if carried.record.state is UploadState.WAITING:
+                self._wait(node, carried.record)
+            else:
+                self._done(node, path, point, carried)
                 self._rests.pop(node.id, None)
         except Stale as exc:
             log.debug("%s: %s", path, exc)
@@ -361,73 +364,26 @@ class Uploads:
         rest_s = doubled_s(self._limits.rest_s, self._limits.rest_s_max, rest.attempts)
         rest.until_s = self._clock.monotonic_s() + rest_s
 
-    async def _carry_out(self, node: Staged, path: LakePath, point: MountPoint, step: Step) -> bool:
-        """Return whether the step is done; False: it waits for others."""
-        writer = self._writers[point.site]
-        match step:
-            case Send() | Move():
-                return await self._publish(node, path, point, step)
-            case MakeDirectory(to, old):
-                sender = self._sender(path, point)
-                await sender.patiently(lambda _: writer.make_directory(to))
-                if old:
-                    await sender.patiently(lambda _: writer.remove(old, directory=True))
-                self._note(node, Upload(node.seq, UploadState.DONE, done_ns=self._clock.wall_ns(), resume=to.encode()))
-            case Remove(to, directory):
-                await self._sender(path, point).patiently(lambda _: writer.remove(to, directory=directory))
-                self._catalog.put(path, Known(None, self._clock.wall_ns()))
-                self._note(node, Upload(node.seq, UploadState.DONE, done_ns=self._clock.wall_ns()))
-        return True
-
-    def _note(self, node: Staged, record: Upload) -> None:
-        self._catalog.put_upload(node.id, record)
-
-    async def _publish(self, node: Staged, path: LakePath, point: MountPoint, step: Send | Move) -> bool:
-        """Bring a file to its origin, after those that it commits; return whether it is there."""
-        rule = self._commits.rule(path, self._decide(path).values.commit_marker)
-        look = None
-        if rule is not None and node.content:
-            look = await self._look_at_marker(rule, node, path, point)
-            if look.blocked:
-                self._wait(node, look)
-                return False
-        if isinstance(step, Move):
-            record = await self._move(node, path, point, step)
-        else:
-            record = await self._send(node, path, point, step)
-        if look is not None and look.cover is not None:
-            manifest = self._commits.commit(look, node, record, path, point, self._journal.nodes)
-            log.info("%s of %s files is committed at %s", manifest.path, len(manifest.files), point.site)
-        self._finished(node, path, point, record)
-        return True
-
-    async def _look_at_marker(self, rule: commit.Rule, node: Staged, path: LakePath, point: MountPoint) -> Look:
-        content = content_path(self._directory, node.content)
-        return await self._commits.look(rule, node, path, content, point, self._sites[point.site], self._journal.nodes)
-
-    def _wait(self, node: Staged, look: Look) -> None:
-        """Note what a marker waits for; it is looked at again when a file is done, and from time to time."""
-        first = look.blocked[0]
-        more = f" and {len(look.blocked) - 1} more" if len(look.blocked) > 1 else ""
-        failure = to_failure(Unavailable(first.path, f"{first.why}{more}"))
-        old = self._catalog.upload(node.id)
-        record = Upload(node.seq, UploadState.WAITING, failure=failure, seen_ns=self._seen_ns.get(node.id, 0))
-        if old is None or (old.seq, old.state, old.failure) != (record.seq, record.state, record.failure):
-            self._note(node, record)
-        self._rest(node)
-
-    def _finished(self, node: Staged, path: LakePath, point: MountPoint, record: Upload) -> None:
-        assert record.at is not None
-        name, version = split(path)[1], record.at.version
-        self._catalog.put(path, Known(Entry(name, Kind.FILE, version), self._clock.wall_ns()))
-        self._note(node, record)
+    def _done(self, node: Staged, path: LakePath, point: MountPoint, carried: Carried) -> None:
+        """Note what a step has brought about, and tell those who wait for it."""
+        record = carried.record
+        self._catalog.put_upload(node.id, record, carried.digests)
+        if node.kind is not StagedKind.FILE:
+            return
         self._tell_waiters(node)
         for node_id, rest in self._rests.items():
             waiting = self._catalog.upload(node_id)
             if waiting is not None and waiting.state is UploadState.WAITING:
                 rest.until_s = min(rest.until_s, self._clock.monotonic_s() + _RELOOK_S)
-        if version.generation:
+        if record.at is not None and record.at.version.generation:
             self._tasks.create_task(self._look_again(node, path, point, record))
+
+    def _wait(self, node: Staged, record: Upload) -> None:
+        """Note what a marker waits for; it is looked at again when a file is done, and from time to time."""
+        old = self._catalog.upload(node.id)
+        if old is None or (old.seq, old.state, old.failure) != (record.seq, record.state, record.failure):
+            self._catalog.put_upload(node.id, record)
+        self._rest(node)
 
     async def _look_again(self, node: Staged, path: LakePath, point: MountPoint, record: Upload) -> None:
         """Note the version that a new object keeps, where the store could not tell it at once."""
@@ -441,27 +397,21 @@ class Uploads:
         same = (old.size, old.mtime_ns, old.etag) == (new.size, new.mtime_ns, new.etag)
         if same and self._catalog.upload(node.id) == record:
             self._catalog.put(path, Known(Entry(split(path)[1], Kind.FILE, new), self._clock.wall_ns()))
-            self._note(node, replace(record, at=At(record.at.path, new)))
+            self._catalog.put_upload(node.id, replace(record, at=At(record.at.path, new)))
 
-    async def _move(self, node: Staged, path: LakePath, point: MountPoint, step: Move) -> Upload:
-        """Give an object of the origin its new name, or send it again where the store can't rename."""
-        writer, site = self._writers[point.site], self._sites[point.site]
-        record = self._commits.record(node)
-        assert record is not None
-        try:
-            await self._sender(path, point).patiently(lambda _: writer.rename(step.source, step.to))
-        except (Unsupported, NotFound):
-            if not node.content:
-                raise
-            sent = await self._send(node, path, point, Send(step.to))
-            if not self._is_wanted(point, step.source):
-                await writer.remove(step.source)
-            return sent
-        version = (await site.stat(step.to)).version
-        return replace(record, at=At(step.to, version), failure=None)
+    # What a step asks while it goes on (`publishing.Wanted`)
 
-    def _is_wanted(self, point: MountPoint, path: SitePath) -> bool:
-        """Return whether another node is to have this path at the origin."""
+    def check(self, node: Staged, path: LakePath) -> None:
+        """Raises:
+        Stale: the node has another content or another name by now.
+        """
+        self._take_in()
+        current = self._journal.nodes.get(node.id)
+        if current is None or current.seq != node.seq or self._journal.nodes.path(current) != path:
+            raise Stale(path, "was changed while it was uploaded")
+
+    def is_wanted(self, point: MountPoint, path: SitePath) -> bool:
+        """Return whether some node is to have this path at the origin, or a step is under way there."""
         if (point.site, path) in self._paths:
             return True
         nodes = self._journal.nodes
@@ -471,98 +421,6 @@ class Uploads:
             if node.kind in (StagedKind.FILE, StagedKind.ABSENT)
         )
 
-    async def _send(self, node: Staged, path: LakePath, point: MountPoint, step: Send) -> Upload:
-        file = StagedFile(content_path(self._directory, node.content), node.size, node.mtime_ns, self._pool)
-        try:
-            return await self._send_file(file, node, path, point, step.to)
-        finally:
-            file.close()
-
-    async def _send_file(self, file: StagedFile, node: Staged, path: LakePath, point: MountPoint, to: SitePath) -> Upload:
-        old = self._catalog.upload(node.id)
-        begun_ns = old.begun_ns if old is not None and old.seq == node.seq and old.begun_ns else self._clock.wall_ns()
-        record = Upload(node.seq, UploadState.UPLOADING, begun_ns=begun_ns, seen_ns=self._seen(node, old))
-        noted_s = -math.inf
-
-        def begun(upload: writing.Upload) -> None:
-            nonlocal record
-            record = replace(record, resume=_encoder.encode(_Resume(point.site, upload)))
-            self._note(node, record)
-
-        def arrived(size: int) -> None:
-            nonlocal record, noted_s
-            record = replace(record, sent=record.sent + size)
-            self.counters["bytes"] += size
-            if self._clock.monotonic_s() - noted_s >= _NOTE_EVERY_S:
-                noted_s = self._clock.monotonic_s()
-                self._note(node, record)
-
-        def still_wanted() -> None:
-            self._journal_moved_on(node, path)
-
-        sender = self._sender(path, point)
-        sent = await sender.send(file, to, self._token(node, to), _resumed(old, node, point), begun, arrived, still_wanted)
-        self.counters["files"] += 1
-        return replace(
-            record,
-            state=UploadState.DONE,
-            at=At(to, sent.version),
-            sent=node.size,
-            done_ns=self._clock.wall_ns(),
-            resume=b"",
-            digest=sent.digest,
-            hash_s=file.hash_s,
-        )
-
-    def _journal_moved_on(self, node: Staged, path: LakePath) -> None:
-        """Raises:
-        Stale: the node has another content or another name by now.
-        """
-        self._take_in()
-        current = self._journal.nodes.get(node.id)
-        if current is None or current.seq != node.seq or self._journal.nodes.path(current) != path:
-            raise Stale(path, "was changed while it was uploaded")
-
-    def _seen(self, node: Staged, old: Upload | None) -> int:
-        return old.seen_ns if old is not None and old.seen_ns else self._seen_ns.get(node.id, self._clock.wall_ns())
-
-    def _token(self, node: Staged, to: SitePath) -> str:
-        """Return what tells this content at this path from every other upload of any host."""
-        content = (
-            f"{to}\0{self._host}\0{self._directory}\0{node.id}\0{node.seq}\0{node.content}\0{node.size}\0{node.mtime_ns}"
-        )
-        return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogateescape"))
-
-    def _sender(self, path: LakePath, point: MountPoint) -> Sender:
-        decision = self._decide(path)
-        rate, origin = decision.values.upload_bandwidth, decision.origins["upload_bandwidth"]
-        pace = self._paces.setdefault((point.site, str(origin)), Pace())
-
-        async def wait(size: int) -> None:
-            delay_s = pace.delay_s(self._clock.monotonic_s(), size, rate)
-            if delay_s > 0:
-                await asyncio.sleep(delay_s)
-
-        return Sender(self._writers[point.site], self._limits, self._clock, self._parts, wait)
-
-
-class _Resume(msgspec.Struct, frozen=True, array_like=True):
-    """What is noted of an upload that has begun."""
-
-    site: SiteName
-    upload: writing.Upload
-
-
-_encoder = msgspec.msgpack.Encoder()
-_resume = msgspec.msgpack.Decoder(_Resume)
-
-
-def _resumed(old: Upload | None, node: Staged, point: MountPoint) -> writing.Upload | None:
-    """Return what an earlier try, of this process or another, had begun at this site."""
-    if old is None or not old.resume:
-        return None
-    try:
-        resume = _resume.decode(old.resume)
-    except msgspec.DecodeError:
-        return None
-    return resume.upload if resume.site == point.site else None
+    def seen_ns(self, node: Staged) -> int:
+        """Return when the agent first saw the node."""
+        return self._seen_ns.get(node.id, self._clock.wall_ns())

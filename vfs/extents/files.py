@@ -106,6 +106,39 @@ class ObjectFiles:
         return files
 
     @classmethod
+    def adopt(cls, root: str, key: ObjectKey, identity: Identity, source: str, digests: bytes) -> ObjectFiles:
+        """Make a file that holds the whole object its data, by renaming it, with the digests that are known of it.
+
+        The digests come first: data without digests is nothing, and digests that are wrong show in the first read.
+
+        Raises:
+            NotFound: the source is not there, or has another length than the object.
+            NoSpace, Unavailable: the disk refuses, or the source lies on another one. It stays where it was.
+            ValueError: as `create`.
+        """
+        assert len(digests) == DIGEST_BYTES * block_count(identity.version.size)
+        header = encode_header(Header(identity))
+        path, sums = data_path(root, key), sums_path(root, key)
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            remove(root, key)
+            if os.stat(source, follow_symlinks=False).st_size != identity.version.size:
+                raise NotFound(source)
+            written = _create(sums)
+            try:
+                _write(written, memoryview(header + digests), 0)
+            finally:
+                os.close(written)
+            try:
+                os.rename(source, path)
+            except OSError:
+                remove(root, key)
+                raise
+        except OSError as exc:
+            raise translate(exc, path) from exc
+        return cls.open(root, key)
+
+    @classmethod
     def open(cls, root: str, key: ObjectKey) -> ObjectFiles:
         """Open files that are there.
 

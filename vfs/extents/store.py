@@ -140,6 +140,34 @@ class Store:
             self.seal(key)
         return key
 
+    def adopt(self, identity: Identity, source: str, digests: bytes) -> ObjectKey | None:
+        """Make a file that holds the whole object its data, without copying it; returns the object's key.
+
+        None: something of the object is here already, or the file is not of its length; it stays where it was then.
+
+        Args:
+            source: nobody may write it any more. It is renamed.
+            digests: of its blocks, 8 bytes little-endian each.
+
+        Raises:
+            NoSpace: there is no room for it below the cap.
+            Unavailable: the disk fails, or the file lies on another one.
+            ValueError: its names are too long to be cached.
+        """
+        key = object_key(identity.site, identity.path, identity.version)
+        if identity.version.size > self._shelf.books.cap:  # all others would go in vain
+            raise NoSpace(source, f"is larger than the cap of {self._shelf.books.cap}")
+        with self._shelf.room(identity.version.size + len(digests) + _SLACK_BYTES), self._shelf.names:
+            with self._shelf.lock:
+                if key in self._shelf.books:
+                    return None
+            try:
+                self._shelf.enter(ObjectFiles.adopt(self.root, key, identity, source, digests))
+            except NotFound:
+                return None
+        self._shelf.close_surplus()
+        return key
+
     def renew(self, identity: Identity) -> ObjectKey:
         """Make the object's files anew, empty of blocks, whatever is there: its digest file is of no use.
 

@@ -120,7 +120,7 @@ class StagedNames:
         now = self._area.nodes.get(node.id)
         if now is None or now.seq != node.seq or now.parent != node.parent or now.name != node.name:
             return await self.lookup(path)  # changed while the origin was asked
-        if found is not None and found.version == node.at.version:
+        if found is not None and found.version in (node.at.version, self._area.version_at_origin(now)):
             return self.attributes(now)
         log.info("%s: its origin has another version by now", path)
         self._area.commit([Drop(node.id, retired=True)])

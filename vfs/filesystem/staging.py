@@ -4,12 +4,14 @@ One for all writable remote trees of the worker. `run` follows the uploads, find
 frees what the origins hold when room is needed, and keeps the journal short.
 
 Who still writes is the kernel's to say, for handles in passthrough outlive workers and mappings outlive handles: a read
-lease on a staging file is refused while anything has it open for writing. The descriptor that passthrough is given is
-therefore opened for reading; the kernel opens the file again, by itself, as each handle asks.
+lease on a staging file is refused while anything has it open for writing, a write lease while anything has it open. The
+descriptor that passthrough is given is therefore opened for reading; the kernel opens the file again, by itself, as each
+handle asks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -25,7 +27,7 @@ from vfs.clock import Clock
 from vfs.errors import ForemountError, NoSpace
 from vfs.filesystem.agent import AgentClient
 from vfs.filesystem.request import is_resent, request_number
-from vfs.model import LakePath
+from vfs.model import LakePath, Version
 from vfs.namespace.catalog import Catalog
 from vfs.namespace.journal import JournalWriter, content_path, sync_directory
 from vfs.namespace.staged import NAMELESS, Begun, Change, Drop, Staged, StagedKind, StagedNodes, UploadState
@@ -36,6 +38,7 @@ _TURN_S = 0.02
 """Between looks at what was closed: the kernel lets go of a file some microseconds after it says so."""
 _FOLLOW_S = 0.25
 _KEEP_S = 1.0
+_HAND_OVER_S = 5.0
 _CLOSED_AFTER_S = 1.0
 """Files that an earlier worker left, and those that were made and not opened: how long they must be free of writers."""
 RETIRE_S = 3600.0
@@ -155,6 +158,13 @@ class StagingArea:
         known = self._catalog.known(path)
         return (known is not None and known.entry is not None) or self._catalog.upload(node_id) is not None
 
+    def version_at_origin(self, node: Staged) -> Version | None:
+        """Return the version in which the origin has a node's content, as the agent noted last; None: not that content."""
+        upload = self._catalog.upload(node.id)
+        if upload is None or upload.at is None or upload.seq != node.seq:
+            return None
+        return upload.at.version
+
     async def admit(self, subject: str, deadline_s: float) -> None:
         """Return when there is room for another file; at once as long as there is.
 
@@ -218,12 +228,19 @@ class StagingArea:
 
     def _is_unwritten(self, content: int) -> bool:
         """Return whether nothing has the file open for writing."""
+        return self._may_lease(content, fcntl.F_RDLCK)
+
+    def _is_unused(self, content: int) -> bool:
+        """Return whether nothing has the file open at all: nor a handle that an earlier worker gave out."""
+        return self._may_lease(content, fcntl.F_WRLCK)
+
+    def _may_lease(self, content: int, lease: int) -> bool:
         try:
             fd = os.open(self.path(content), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return True
         try:
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, lease)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as exc:
             # A disk without leases: what this worker has open itself is known at least.
@@ -284,8 +301,13 @@ class StagingArea:
     # What goes on by itself
 
     async def run(self) -> None:
-        """Follow uploads and writers for as long as the worker lives."""
-        next_follow = next_keep = 0.0
+        """Follow uploads and writers, and keep room, for as long as the worker lives."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._keep_room)
+
+    async def _watch(self) -> None:
+        next_follow = 0.0
         serial = -1
         while True:
             await trio.sleep(_TURN_S)
@@ -299,12 +321,14 @@ class StagingArea:
                 if (found := self._catalog.uploads_serial()) != serial:
                     serial = found
                     self._follow()
-            if now_s >= next_keep:
-                next_keep = now_s + _KEEP_S
-                try:
-                    await self._keep()
-                except ForemountError as exc:
-                    log.warning("staging area: %s", exc)
+
+    async def _keep_room(self) -> None:
+        while True:
+            try:
+                await self._keep()
+            except ForemountError as exc:
+                log.warning("staging area: %s", exc)
+            await trio.sleep(_KEEP_S)
 
     def _tell(self) -> None:
         if self._grown and self._agent.connected:
@@ -328,7 +352,7 @@ class StagingArea:
         doomed, self._unlinking = self._unlinking, []
         self.used = await trio.to_thread.run_sync(_measure, os.path.join(self._directory, "content"), doomed)
         if self.used > self._size * _FULL:
-            self._free(self.used - int(self._size * _FREE_TO))
+            await self._free(self.used - int(self._size * _FREE_TO))
         self._retire()
         if self.used < self._size:
             self._room.set()
@@ -336,15 +360,29 @@ class StagingArea:
         if self._journal.wants_compaction and not self._syncing:
             self._journal.compact()
 
-    def _free(self, wanted: int) -> None:
-        """Let go of content that the origins hold and nobody reads, what was written first goes first."""
-        for node in sorted((node for node in self.nodes if node.settled and node.content), key=lambda node: node.written_ns):
+    async def _free(self, wanted: int) -> None:
+        """Let go of content that the origins hold and nobody reads, what was written first goes first.
+
+        The cache takes it over, where it can. Versions that are too young to last are left for the end.
+        """
+        idle = [node for node in self.nodes if node.settled and node.content and node.at is not None]
+        for node in sorted(idle, key=lambda node: (node.at is not None and node.at.version.generation, node.written_ns)):
             if wanted <= 0:
                 return
-            if not self._opened[node.id] and node.id not in self._closing and node.at is not None:
+            if self.nodes.get(node.id) is not node or self._opened[node.id] or node.id in self._closing:
+                continue
+            if self._is_unused(node.content):
                 found = self.stat(node)
                 wanted -= found.st_blocks * 512 if found is not None else 0
-                self.commit([replace(node, content=0)])
+                self.commit([replace(node, content=0)])  # from here on nobody can open the file any more
+                await self._hand_over(node)
+
+    async def _hand_over(self, node: Staged) -> None:
+        """Have the agent take a file into the cache; what it does not take goes with the next look."""
+        if self._agent.connected:
+            with contextlib.suppress(ForemountError):
+                adopt = wire.Adopt(node.id, node.seq, node.content)
+                await self._agent.call(adopt, wire.Adopted, node.name, _HAND_OVER_S)
 
     def _retire(self) -> None:
         """Drop nodes that say nothing which their origin does not say."""

@@ -8,6 +8,7 @@ being served while the agent or the origin is away. One transaction for each cal
     order      directory hash + generation + position   -> name
     learned    hash of a name that the caller makes up  -> bytes that the caller understands
     uploads    id of a staged node                      -> Upload (`staged.py`); "serial" -> counts its changes
+    digests    id of a staged node                      -> seq, 8 bytes, and the digests of its blocks, when it is uploaded
     commits    directory hash + when, ns                -> Manifest of a checkpoint; never changed
     doubts     directory hash                           -> what was known below it earlier than this, ns, is to be asked again
 
@@ -84,7 +85,7 @@ class Catalog:
         """Return whether the catalog is there, after trying to open it."""
         try:
             env = lmdb.open(
-                self._directory, map_size=_MAP_BYTES, max_dbs=7, max_readers=_READERS_MAX, readonly=True, create=False
+                self._directory, map_size=_MAP_BYTES, max_dbs=8, max_readers=_READERS_MAX, readonly=True, create=False
             )
             env.reader_check()  # slots of workers that were killed: they hold back free pages, and there are only so many
             self._use(env, create=False)
@@ -100,6 +101,7 @@ class Catalog:
         self._doubts = env.open_db(b"doubts", create=create)
         self._lessons = env.open_db(b"learned") if create else None
         self._commits = env.open_db(b"commits") if create else None
+        self._digests = env.open_db(b"digests") if create else None
         self._env = env
 
     def close(self) -> None:
@@ -184,7 +186,7 @@ class CatalogWriter(Catalog):
     def __init__(self, directory: str) -> None:
         self._directory = directory
         env = lmdb.open(
-            directory, map_size=_MAP_BYTES, max_dbs=7, max_readers=_READERS_MAX, sync=False, metasync=False,
+            directory, map_size=_MAP_BYTES, max_dbs=8, max_readers=_READERS_MAX, sync=False, metasync=False,
             writemap=True, map_async=True,
         )  # fmt: skip
         env.reader_check()  # slots of processes that were killed
@@ -254,16 +256,25 @@ class CatalogWriter(Catalog):
         with self._env.begin(write=True, db=self._lessons) as txn:
             txn.put(_directory(name), lesson)
 
-    def put_upload(self, node_id: int, upload: Upload) -> None:
-        """Store how far a staged node's upload is."""
+    def put_upload(self, node_id: int, upload: Upload, digests: bytes = b"") -> None:
+        """Store how far a staged node's upload is, and what its blocks were found to be while they were sent."""
         with self._env.begin(write=True, db=self._uploads) as txn:
             txn.put(_upload_key(node_id), _encoder.encode(upload))
+            if digests:
+                txn.put(_upload_key(node_id), upload.seq.to_bytes(8, "big") + digests, db=self._digests)
             self._count_change(txn)
+
+    def block_digests(self, node_id: int, seq: int) -> bytes | None:
+        """Return the digests of the blocks of a node's content as it was sent, None where that was not kept."""
+        with self._env.begin(db=self._digests) as txn:
+            found = txn.get(_upload_key(node_id))
+        return found[8:] if found is not None and int.from_bytes(found[:8], "big") == seq else None
 
     def drop_upload(self, node_id: int) -> None:
         """Forget a node that the journal does not hold any more."""
         with self._env.begin(write=True, db=self._uploads) as txn:
             txn.delete(_upload_key(node_id))
+            txn.delete(_upload_key(node_id), db=self._digests)
             self._count_change(txn)
 
     def doubt(self, path: LakePath, now_ns: int) -> None:

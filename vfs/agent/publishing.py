@@ -1,0 +1,275 @@
+"""Carries out one step of one staged node at its origin, and says what is to be noted of it.
+
+Flow: a file that commits others waits until they are there (`commits.py`). Then it is sent (`sending.py`), or moved where the
+origin has it under another name. What has begun and arrived is noted while it goes on, so that another process can resume it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import xxhash
+from msgspec.structs import replace
+
+from vfs.agent.commits import Commits, Look
+from vfs.agent.sending import Pace, Sender, SendLimits, StagedFile
+from vfs.agent.uploadplan import MakeDirectory, Move, Remove, Send, Step
+from vfs.checkpoints import commit
+from vfs.clock import Clock
+from vfs.errors import NotFound, Unavailable, Unsupported, to_failure
+from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, split
+from vfs.namespace.catalog import CatalogWriter, Known
+from vfs.namespace.journal import content_path
+from vfs.namespace.mounts import MountPoint
+from vfs.namespace.staged import At, Staged, StagedNodes, Upload, UploadState
+from vfs.policy.engine import Decision
+from vfs.sites import writing
+from vfs.sites.protocol import Site
+from vfs.sites.writing import SiteWriter
+
+log = logging.getLogger(__name__)
+_NOTE_EVERY_S = 1.0
+
+
+class Wanted(Protocol):
+    """What the origins are to hold, as the journal says by now."""
+
+    @property
+    def nodes(self) -> StagedNodes:
+        """What is staged."""
+        ...
+
+    def check(self, node: Staged, path: LakePath) -> None:
+        """Raises:
+        Stale: the node has another content or another name by now.
+        """
+        ...
+
+    def is_wanted(self, point: MountPoint, path: SitePath) -> bool:
+        """Return whether some node is to have this path at the origin, or a step is under way there."""
+        ...
+
+    def seen_ns(self, node: Staged) -> int:
+        """Return when the agent first saw the node."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How a step went.
+
+    Attributes:
+        record: to be noted of the node: DONE, or WAITING for others.
+        digests: of the content's blocks, 8 bytes little-endian each, where it was read for this step.
+    """
+
+    record: Upload
+    digests: bytes = b""
+
+
+class Publisher:
+    """Carries out steps, many at a time.
+
+    Args:
+        directory: of the staging area.
+        decide: the policy's values for writing a path.
+        counters: bytes and files are counted here.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        sites: Mapping[SiteName, Site],
+        writers: Mapping[SiteName, SiteWriter],
+        catalog: CatalogWriter,
+        commits: Commits,
+        *,
+        directory: str,
+        decide: Callable[[LakePath], Decision],
+        clock: Clock,
+        limits: SendLimits,
+        counters: Counter[str],
+    ) -> None:
+        self._wanted = wanted
+        self._sites = sites
+        self._writers = writers
+        self._catalog = catalog
+        self._commits = commits
+        self._directory = directory
+        self._decide = decide
+        self._clock = clock
+        self._limits = limits
+        self._counters = counters
+        self._host = socket.gethostname()
+        self._paces: dict[tuple[SiteName, Any], Pace] = {}
+        self._parts = asyncio.Semaphore(limits.parts)
+        self._pool = ThreadPoolExecutor(2, "upload-read")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    async def carry_out(self, node: Staged, path: LakePath, point: MountPoint, step: Step) -> Carried:
+        """Carry out a step. The catalog says what the origin has before anybody notes that it is done.
+
+        Raises:
+            Stale: the node was changed meanwhile; look at it again.
+            ForemountError: as the origin says.
+        """
+        sender, writer = self._sender(path, point), self._writers[point.site]
+        resume = b""
+        match step:
+            case Send() | Move():
+                return await self._publish(node, path, point, step)
+            case MakeDirectory(to, old):
+                await sender.patiently(lambda _: writer.make_directory(to))
+                if old:
+                    await sender.patiently(lambda _: writer.remove(old, directory=True))
+                resume = to.encode()
+            case Remove(to, directory):
+                await sender.patiently(lambda _: writer.remove(to, directory=directory))
+                self._catalog.put(path, Known(None, self._clock.wall_ns()))
+        return Carried(Upload(node.seq, UploadState.DONE, done_ns=self._clock.wall_ns(), resume=resume))
+
+    async def _publish(self, node: Staged, path: LakePath, point: MountPoint, step: Send | Move) -> Carried:
+        """Bring a file to its origin, after those that it commits."""
+        rule = self._commits.rule(path, self._decide(path).values.commit_marker)
+        look = None
+        if rule is not None and node.content:
+            look = await self._look_at_marker(rule, node, path, point)
+            if look.blocked:
+                return Carried(self._waiting(node, look))
+        if isinstance(step, Move):
+            carried = await self._move(node, path, point, step)
+        else:
+            carried = await self._send(node, path, point, step.to)
+        record = carried.record
+        assert record.at is not None
+        if look is not None and look.cover is not None:
+            manifest = self._commits.commit(look, node, record, path, point, self._wanted.nodes)
+            log.info("%s of %s files is committed at %s", manifest.path, len(manifest.files), point.site)
+        self._catalog.put(path, Known(Entry(split(path)[1], Kind.FILE, record.at.version), self._clock.wall_ns()))
+        return carried
+
+    async def _look_at_marker(self, rule: commit.Rule, node: Staged, path: LakePath, point: MountPoint) -> Look:
+        content = content_path(self._directory, node.content)
+        return await self._commits.look(rule, node, path, content, point, self._sites[point.site], self._wanted.nodes)
+
+    def _waiting(self, node: Staged, look: Look) -> Upload:
+        """Return the record of a marker that waits."""
+        first = look.blocked[0]
+        more = f" and {len(look.blocked) - 1} more" if len(look.blocked) > 1 else ""
+        failure = to_failure(Unavailable(first.path, f"{first.why}{more}"))
+        return Upload(node.seq, UploadState.WAITING, failure=failure, seen_ns=self._wanted.seen_ns(node))
+
+    async def _move(self, node: Staged, path: LakePath, point: MountPoint, step: Move) -> Carried:
+        """Give an object of the origin its new name, or send it again where the store can't rename."""
+        writer, site = self._writers[point.site], self._sites[point.site]
+        record = self._commits.record(node)
+        assert record is not None
+        try:
+            await self._sender(path, point).patiently(lambda _: writer.rename(step.source, step.to))
+        except (Unsupported, NotFound):
+            if not node.content:
+                raise
+            sent = await self._send(node, path, point, step.to)
+            if not self._wanted.is_wanted(point, step.source):
+                await writer.remove(step.source)
+            return sent
+        version = (await site.stat(step.to)).version
+        return Carried(replace(record, at=At(step.to, version), failure=None))
+
+    async def _send(self, node: Staged, path: LakePath, point: MountPoint, to: SitePath) -> Carried:
+        file = StagedFile(content_path(self._directory, node.content), node.size, node.mtime_ns, self._pool)
+        try:
+            return await self._send_file(file, node, path, point, to)
+        finally:
+            file.close()
+
+    async def _send_file(self, file: StagedFile, node: Staged, path: LakePath, point: MountPoint, to: SitePath) -> Carried:
+        old = self._catalog.upload(node.id)
+        begun_ns = old.begun_ns if old is not None and old.seq == node.seq and old.begun_ns else self._clock.wall_ns()
+        seen_ns = old.seen_ns if old is not None and old.seen_ns else self._wanted.seen_ns(node)
+        record = Upload(node.seq, UploadState.UPLOADING, begun_ns=begun_ns, seen_ns=seen_ns)
+        noted_s = -math.inf
+
+        def begun(upload: writing.Upload) -> None:
+            nonlocal record
+            record = replace(record, resume=_encoder.encode(Resume(point.site, upload)))
+            self._catalog.put_upload(node.id, record)
+
+        def arrived(size: int) -> None:
+            nonlocal record, noted_s
+            record = replace(record, sent=record.sent + size)
+            self._counters["bytes"] += size
+            if self._clock.monotonic_s() - noted_s >= _NOTE_EVERY_S:
+                noted_s = self._clock.monotonic_s()
+                self._catalog.put_upload(node.id, record)
+
+        def still_wanted() -> None:
+            self._wanted.check(node, path)
+
+        sender, resumed = self._sender(path, point), resume_of(old)
+        upload = resumed.upload if resumed is not None and resumed.site == point.site else None
+        sent = await sender.send(file, to, self._token(node, to), upload, begun, arrived, still_wanted)
+        self._counters["files"] += 1
+        done = replace(
+            record,
+            state=UploadState.DONE,
+            at=At(to, sent.version),
+            sent=node.size,
+            done_ns=self._clock.wall_ns(),
+            resume=b"",
+            digest=sent.digest,
+            hash_s=file.hash_s,
+        )
+        return Carried(done, file.block_digests())
+
+    def _token(self, node: Staged, to: SitePath) -> str:
+        """Return what tells this content at this path from every other upload of any host."""
+        content = (
+            f"{to}\0{self._host}\0{self._directory}\0{node.id}\0{node.seq}\0{node.content}\0{node.size}\0{node.mtime_ns}"
+        )
+        return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogateescape"))
+
+    def _sender(self, path: LakePath, point: MountPoint) -> Sender:
+        decision = self._decide(path)
+        rate, origin = decision.values.upload_bandwidth, decision.origins["upload_bandwidth"]
+        pace = self._paces.setdefault((point.site, str(origin)), Pace())
+
+        async def wait(size: int) -> None:
+            delay_s = pace.delay_s(self._clock.monotonic_s(), size, rate)
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+
+        return Sender(self._writers[point.site], self._limits, self._clock, self._parts, wait)
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True):
+    """What is noted of an upload that has begun."""
+
+    site: SiteName
+    upload: writing.Upload
+
+
+_encoder = msgspec.msgpack.Encoder()
+_resume = msgspec.msgpack.Decoder(Resume)
+
+
+def resume_of(record: Upload | None) -> Resume | None:
+    """Return what an earlier try, of this process or another, had begun; None where nothing is to be resumed."""
+    if record is None or record.state is UploadState.DONE or not record.resume:
+        return None
+    try:
+        return _resume.decode(record.resume)
+    except msgspec.DecodeError:
+        return None
