@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfs.extents.coalesce import Knobs, Pace, Request, coalesce, knobs
+from vfs.extents.coalesce import Knobs, Pace, Request, coalesce, common, knobs, within_reach
 from vfs.extents.layout import BLOCK
 
 MIB = 1 << 20
@@ -72,11 +72,11 @@ def test_without_waste_nothing_is_bridged() -> None:
 @pytest.mark.parametrize(
     ("pace", "gap_blocks", "request_bytes"),
     [
-        pytest.param(Pace(0.1, 125e6, 16), 11, 1.5625e6, id="1-gbit-100-ms"),
+        pytest.param(Pace(0.1, 125e6, 16), 11, 125e6 / 64, id="1-gbit-100-ms"),
         pytest.param(Pace(0.1, 1.25e9, 16), 119, 8 * MIB, id="10-gbit-100-ms"),
-        pytest.param(Pace(0.1, 1.25e9, 64), 29, 3.90625e6, id="10-gbit-100-ms-wide-window"),
-        pytest.param(Pace(0.001, 125e6, 8), 0, MIB, id="1-gbit-1-ms"),
-        pytest.param(Pace(0.0002, 2e9, 8), 0, MIB, id="loopback"),
+        pytest.param(Pace(0.1, 1.25e9, 64), 29, 8 * MIB, id="10-gbit-100-ms-wide-window"),
+        pytest.param(Pace(0.001, 125e6, 8), 0, 125e6 / 64, id="1-gbit-1-ms"),
+        pytest.param(Pace(0.0002, 2e9, 8), 0, 8 * MIB, id="loopback"),
     ],
 )
 def test_gap_and_size_follow_from_the_line(pace: Pace, gap_blocks: int, request_bytes: float) -> None:
@@ -115,3 +115,25 @@ def test_requests_come_in_the_order_in_which_their_first_block_is_needed(wanted:
         min(rank for rank, run in enumerate(wanted) if set(run) & set(request.blocks)) for request in coalesce(wanted, knob)
     ]
     assert first_needed == sorted(first_needed)
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"),
+    [(1, [range(2), range(3, 5), range(9, 10)]), (2, [range(5), range(9, 10)]), (5, [range(10)])],
+)
+def test_ranges_with_a_gap_below_the_limit_are_within_reach(gap: int, expected: list[range]) -> None:
+    assert within_reach([range(9, 10), range(3, 5), range(2), range(1)], gap) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "runs", "expected"),
+    [
+        pytest.param(
+            [range(8, 12), range(4)], [range(1, 3), range(10, 20)], [range(10, 12), range(1, 3)], id="in-their-order"
+        ),
+        pytest.param([range(10)], [range(2), range(4, 6), range(9, 12)], [range(2), range(4, 6), range(9, 10)], id="cut"),
+        pytest.param([range(3, 5)], [range(3), range(5, 9)], [], id="touching-is-not-common"),
+    ],
+)
+def test_what_ranges_have_in_common_with_runs(wanted: list[range], runs: list[range], expected: list[range]) -> None:
+    assert common(wanted, runs) == expected

@@ -245,6 +245,23 @@ async def test_early_blocks_wake_their_callers_before_the_body_ends(directory: s
         at.fetcher.release(at.key)
 
 
+async def test_what_nobody_waits_for_is_written_in_batches(directory: str) -> None:
+    written: list[tuple[int, int]] = []
+    async with bench(directory, size=64 * BLOCK, request_bytes_max=64 * BLOCK, batch_bytes=16 * BLOCK) as at:
+        write = Store.write_blocks
+
+        def noted(store: Store, key: ObjectKey, first: int, body: memoryview) -> None:
+            written.append((first, len(body) // BLOCK))
+            write(store, key, first, body)
+
+        with patch.object(Store, "write_blocks", noted):
+            await at.fetcher.hold(at.identity)
+            at.fetcher.prefetch(at.key, 0, 20 * BLOCK)
+            await at.fetcher.settled()
+            assert written == [(0, 16), (16, 4)]
+        at.fetcher.release(at.key)
+
+
 async def test_an_abandoned_fetch_sends_no_further_request(directory: str) -> None:
     async with bench(directory, requests_per_site=1) as at:
         await at.fetcher.hold(at.identity)

@@ -5,7 +5,8 @@ Pure: no I/O, no clock.
 Two numbers of a link say what close and long mean. While one request waits for its first byte the others of the window use
 the line, so a request costs `ttfb / window` of the line's time, and bridging a gap is cheaper as long as its bytes pass in
 less. A request is long enough when the window's requests together are twice what the line holds: half of them send while the
-other half wait. Bridged bytes are waste, so a share of the wanted bytes bounds them, whatever the line.
+other half wait; and when it takes the line much longer than us. Bridged bytes are waste, so a share of the wanted bytes bounds
+them, whatever the line.
 
 Source: after Arrow's derivation from time to first byte and bandwidth (arrow/io/caching.cc, MakeFromNetworkMetrics), which
 assumes one request at a time: on a line of 1 Gbit/s and 100 ms it would bridge 12 MB.
@@ -14,11 +15,14 @@ assumes one request at a time: on a line of 1 Gbit/s and 100 ms it would bridge 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from vfs.extents.layout import BLOCK
+
+REQUEST_S = 1 / 64
+"""Of the line's time for a request, where so much is wanted: one costs the agent a millisecond whatever its length."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -72,7 +76,7 @@ def knobs(pace: Pace, *, request_bytes_min: int, request_bytes_max: int, waste_m
     """
     held = pace.ttfb_s * pace.bytes_per_s
     gap = held / pace.window
-    size = min(max(2 * held / pace.window, request_bytes_min), request_bytes_max)
+    size = min(max(2 * held / pace.window, REQUEST_S * pace.bytes_per_s, request_bytes_min), request_bytes_max)
     return Knobs(pace, int(gap // BLOCK), max(1, round(size / BLOCK)), waste_max)
 
 
@@ -86,7 +90,7 @@ def coalesce(wanted: Sequence[range], rule: Knobs) -> list[Request]:
         Disjoint requests, the one with the block that is needed first before the others.
     """
     requests: list[Request] = []
-    for bridged in _bridge(_merge(wanted), rule):
+    for bridged in _bridge(within_reach(wanted, 1), rule):
         stops = [run.stop for run in bridged]
         for start in range(bridged[0].start, bridged[-1].stop, rule.request_blocks):
             stop = min(start + rule.request_blocks, bridged[-1].stop)
@@ -98,6 +102,33 @@ def coalesce(wanted: Sequence[range], rule: Knobs) -> list[Request]:
             if touched:  # cutting a group can leave a part without any
                 requests.append(_request(touched))
     return _ordered(requests, wanted)
+
+
+def within_reach(wanted: Iterable[range], gap_blocks: int) -> list[range]:
+    """Return ascending ranges that hold all wanted ones, with gaps of at least `gap_blocks`, which is 1 or more."""
+    near: list[range] = []
+    for run in sorted(wanted, key=lambda run: run.start):
+        if near and run.start < near[-1].stop + gap_blocks:
+            near[-1] = range(near[-1].start, max(near[-1].stop, run.stop))
+        else:
+            near.append(run)
+    return near
+
+
+def common(wanted: Sequence[range], runs: Sequence[range]) -> list[range]:
+    """Return the parts of the wanted ranges that lie in the runs, in the order of the wanted ones.
+
+    Args:
+        runs: ascending, disjoint.
+    """
+    stops = [run.stop for run in runs]
+    found = []
+    for each in wanted:
+        place = bisect_right(stops, each.start)
+        while place < len(runs) and runs[place].start < each.stop:
+            found.append(_overlap(each, runs[place]))
+            place += 1
+    return found
 
 
 def _request(runs: Sequence[range]) -> Request:
@@ -116,17 +147,6 @@ def _ordered(requests: Sequence[Request], wanted: Sequence[range]) -> list[Reque
             ranks.setdefault(place, rank)
             place += 1
     return [requests[place] for place in sorted(ranks, key=lambda place: (ranks[place], place))]
-
-
-def _merge(wanted: Sequence[range]) -> list[range]:
-    """Return the same blocks as disjoint runs in the order of their offsets; neighbours become one."""
-    runs: list[range] = []
-    for run in sorted(wanted, key=lambda run: run.start):
-        if runs and run.start <= runs[-1].stop:
-            runs[-1] = range(runs[-1].start, max(runs[-1].stop, run.stop))
-        else:
-            runs.append(run)
-    return runs
 
 
 def _bridge(runs: Sequence[range], rule: Knobs) -> list[list[range]]:

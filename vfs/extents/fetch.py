@@ -28,11 +28,11 @@ from vfs.clock import Clock
 from vfs.errors import ForemountError, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.blocks import Blocks
 from vfs.extents.budget import Budget, Priority
-from vfs.extents.coalesce import coalesce
+from vfs.extents.coalesce import coalesce, common, within_reach
 from vfs.extents.counters import FetchCounters
 from vfs.extents.homes import Homes
 from vfs.extents.jobs import FetchedObject, Job
-from vfs.extents.layout import PASSTHROUGH_BYTES_MIN, Identity
+from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN, Identity, blocks_of
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import LineFacts
 from vfs.extents.placement import Ranked, Serving
@@ -47,6 +47,10 @@ _ROUNDS_MAX = 8
 """How often a range is looked at again: its fetch went to another job or store, or it was evicted meanwhile."""
 _JOBS_MAX = 64
 """Started at a time for one call: with 8 MiB each more than the memory budget lets run."""
+
+
+_ASKED_BLOCKS_MAX = 1024
+"""Unwanted blocks between wanted ones of which the store is asked too: 8 KiB of digests cost less than another question."""
 
 
 class Fetcher:
@@ -181,8 +185,7 @@ class Fetcher:
         if fetched is None:
             return
         with contextlib.suppress(ForemountError):  # who reads it will hear of it
-            gaps = [gap for offset, length in ranges for gap in fetched.home.missing(key, offset, length)]
-            for job, _ in self._cover(fetched, gaps, priority):
+            for job, _ in self._cover(fetched, self._absent(fetched, ranges), priority):
                 job.kept = True
 
     async def drop(self, key: ObjectKey, block: int) -> None:
@@ -260,6 +263,15 @@ class Fetcher:
             "is evicted faster than it is fetched",
             "give the cache more room: cache.size",
         )
+
+    def _absent(self, fetched: FetchedObject, ranges: Iterable[tuple[int, int]]) -> list[range]:
+        """Return the absent blocks of many ranges in their order; the store is asked once for those near each other."""
+        inside = ((offset, min(length, fetched.size - offset)) for offset, length in ranges)
+        wanted = [blocks_of(offset, length) for offset, length in inside if length > 0]
+        absent: list[range] = []
+        for near in within_reach(wanted, _ASKED_BLOCKS_MAX):
+            absent += fetched.home.missing(fetched.key, near.start * BLOCK, len(near) * BLOCK)
+        return common(wanted, absent)
 
     def _cover(self, fetched: FetchedObject, gaps: Sequence[range], priority: Priority) -> list[tuple[Job, int]]:
         """Return the jobs that bring the gaps, each with the block that has to be reached; starts those that are missing."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from vfs.errors import ForemountError
@@ -34,6 +34,7 @@ class Job:
         sent: its blocks are being asked for, or were.
         ended: nothing more will come of it.
         phases: when it began to wait for what.
+        hurry: called when somebody begins to wait for blocks.
         task: that runs it, for cancelling.
     """
 
@@ -50,6 +51,7 @@ class Job:
     ended: bool = False
     task: asyncio.Task[None] | None = None
     phases: list[tuple[float, Cause]] = field(default_factory=list)
+    hurry: Callable[[], None] = lambda: None
     _wakeups: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -82,9 +84,14 @@ class Job:
         while self.done < stop and not self.ended:
             wakeup = asyncio.get_running_loop().create_future()
             self._wakeups.append((stop, wakeup))
+            self.hurry()
             await wakeup
         if self.done < stop and self.error is not None:
             raise self.error
+
+    def awaited(self, stop: int) -> bool:
+        """Return whether somebody waits for blocks that all lie before `stop`."""
+        return any(each <= stop for each, _ in self._wakeups)
 
     def advance(self, done: int) -> None:
         """Note that the blocks before `done` are written."""

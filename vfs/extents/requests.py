@@ -218,7 +218,8 @@ class Requests:
                 memory.give_back(max(0, done - job.done) * BLOCK)  # a rival may have been faster
                 job.advance(done)
 
-            sink = Sink(job.done, left, batch=self._limits.batch_bytes, submit=submit, written=written)
+            sink = Sink(job.done, left, batch=self._limits.batch_bytes, submit=submit, written=written, awaited=job.awaited)
+            job.hurry = sink.hurry
             try:
                 await self._receive(source, job, left, sink, race)
             finally:

@@ -16,15 +16,16 @@ class Sink:
 
     Args:
         length: bytes that will come, to the end of a block or of the object.
-        batch: bytes that are collected at most while a write is going on.
+        batch: bytes that are collected for a write as long as nobody waits for them, and at most while one is going on.
         submit: starts writing (first block, bytes) in a thread.
         written: called on the loop with the first block that is not written yet, when some more are.
+        awaited: whether somebody waits for a block before this one that is not written yet.
 
     Invariants: at most one write is going on; `_next` is the first block that was not handed to it; what was fed and not
     handed over is less than `batch` plus one piece.
     """
 
-    __slots__ = ("_batch", "_buffer", "_failure", "_left", "_next", "_submit", "_writing", "_written")
+    __slots__ = ("_awaited", "_batch", "_buffer", "_failure", "_left", "_next", "_submit", "_writing", "_written")
 
     def __init__(
         self,
@@ -34,12 +35,14 @@ class Sink:
         batch: int,
         submit: Callable[[int, memoryview], asyncio.Future[None]],
         written: Callable[[int], None],
+        awaited: Callable[[int], bool],
     ) -> None:
         self._next = first
         self._left = length
         self._batch = batch
         self._submit = submit
         self._written = written
+        self._awaited = awaited
         self._buffer = bytearray()
         self._writing: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
@@ -58,10 +61,16 @@ class Sink:
         assert len(piece) <= self._left
         self._left -= len(piece)
         self._buffer += piece
-        self._start()
+        self.hurry()
         while len(self._buffer) >= self._batch and self._writing is not None:
             await asyncio.wait([self._writing])
         self._check()
+
+    def hurry(self) -> None:
+        """Begin to write what has come if it is worth a write, or somebody waits for it."""
+        whole = len(self._buffer) // BLOCK
+        if not self._left or len(self._buffer) >= self._batch or (whole and self._awaited(self._next + whole)):
+            self._start()
 
     async def settle(self) -> None:
         """Wait until every whole block that came is written. Nothing is fed afterwards.
@@ -98,4 +107,4 @@ class Sink:
             self._failure = error
         else:
             self._written(self._next)
-            self._start()
+            self.hurry()
