@@ -10,7 +10,7 @@ import pytest
 from vfs.extents.budget import Budget, Priority, Ticket
 
 ALIKE = dict.fromkeys(Priority, 1.0)
-FOREGROUND, PREFETCH, BACKGROUND = Priority
+FOREGROUND, PREFETCH, BACKGROUND = Priority.FOREGROUND, Priority.PREFETCH, Priority.BACKGROUND
 
 
 class Line:
