@@ -45,8 +45,8 @@ WEIGHTS: Mapping[Priority, float] = {
     Priority.PREDICTIVE: 4.0,
     Priority.BACKGROUND: 1.0,
 }
-"""What each kind gets of what all of them want, in proportion. 16 : 1 leaves an urgent copy 94 % of a line on which background
-goes on; no kind gets nothing, for a copy that never ends is never there."""
+"""What each kind gets of what all of them want, in proportion. 16 : 1 leaves an urgent copy 94 % of a line on which
+background goes on; no kind gets nothing, for a copy that never ends is never there."""
 BURST_S = 0.05
 """How much of its rate a line that was silent lets through at once: a tenth of what people notice."""
 
@@ -117,9 +117,9 @@ class Budget:
     Args:
         bucket: what a claim's cost is paid from, in bytes; None: as much as fits.
 
-    Invariant: a ticket waits only if it, or one before it, does not fit, or the bucket is empty. It does not fit where its kind
-    holds something already and `total` would be fuller than that kind's share, or the whole would be too full. An amount above
-    the share counts as the share, so that it can be granted at all.
+    Invariant: a ticket waits only if it, or one before it, does not fit, or the bucket is empty. It does not fit where the
+    whole would be too full, or fuller than its kind's share while that kind holds something already. An amount above the
+    share counts as the share, so that it can be granted at all.
     """
 
     def __init__(

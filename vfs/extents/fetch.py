@@ -15,7 +15,7 @@ import contextlib
 import functools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -38,7 +38,7 @@ from vfs.extents.link import LineFacts
 from vfs.extents.placement import Ranked, Serving
 from vfs.extents.requests import Requests
 from vfs.model import ObjectKey, SiteName, object_key
-from vfs.sites.protocol import Site
+from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
 
 logger = logging.getLogger(__name__)
@@ -170,6 +170,12 @@ class Fetcher:
         finally:
             self.release(fetched.key)
         return fetched.home.root
+
+    def read(
+        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
+    ) -> AsyncIterator[Piece]:
+        """Yield a range straight from a site, beside the fetches and in the same budget: see `Requests.read`."""
+        return self._requests.read(source, offset, length, priority, flow=flow, weight=weight)
 
     def prefetch(self, key: ObjectKey, offset: int, length: int, priority: Priority = Priority.PREFETCH) -> None:
         """Start fetching what is absent of a range of a held object, for nobody in particular: see `prefetch_all`."""

@@ -26,9 +26,9 @@ from vfs.policy.written import ORIGIN, FetchSize
 from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
 
-WINDOW_SHARES = {Priority.FOREGROUND: 1.0, Priority.PREFETCH: 0.75, Priority.BACKGROUND: 0.75}
-"""Of a line's window: prefetches fill the line and half as much again, a read that waits finds a place. Background gets as
-much: alone on the line it has to fill it."""
+WINDOW_SHARES = {priority: 1.0 if priority is Priority.FOREGROUND else 0.75 for priority in Priority}
+"""Of a line's window: prefetches fill the line and half as much again, a read that waits finds a place. Copies and background
+get as much: alone on the line they have to fill it."""
 Submit = Callable[[int, memoryview], asyncio.Future[None]]
 
 
@@ -196,10 +196,53 @@ class Requests:
             return None
         return hedge.delay_s(p95_s or 0.0)
 
+    async def read(
+        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
+    ) -> AsyncIterator[Piece]:
+        """Yield a range straight from a site, within what its line bears; nothing is kept, and nothing tried again.
+
+        Args:
+            flow, weight: see `Budget.hold`.
+
+        Raises:
+            Unavailable, NotFound, Stale, Denied: as the site says.
+        """
+        subject = f"{source.site}:{source.path}"
+        site = self._site(source.site, subject)
+        link, turns = self._link(source.site), self._turn(source.site)
+        async with turns.hold(1, priority, cost=length, flow=flow, weight=weight):
+            sent_s = self._clock.monotonic_s()
+            link.sent(sent_s, more_wait=turns.waiting > 0)
+            self._counters.fetches += 1
+            try:
+                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, offset, length))
+                async with contextlib.aclosing(body):
+                    first = True
+                    while (piece := await self._next_piece(body, subject)) is not None:
+                        now_s = self._clock.monotonic_s()
+                        if first:
+                            first = False
+                            link.first_byte(now_s - sent_s)
+                        link.received(now_s, len(piece))
+                        self._count(priority, len(piece))
+                        yield piece
+            except Unavailable as exc:
+                silent = isinstance(exc, _FellSilent)
+                link.failed(self._clock.monotonic_s(), throttled=isinstance(exc, Throttled), stalled=silent)
+                raise
+            except BaseException:
+                link.cancelled()
+                raise
+            else:
+                link.ended(length, sent_s=sent_s)
+            finally:
+                turns.resize(link.window)
+
     async def _request(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit, race: _Race | None) -> None:
         async with contextlib.AsyncExitStack() as held:
             job.enter(Cause.QUEUE, self._clock.monotonic_s())
-            turn = job.ticket = self._turn(source.site).hold(1, job.priority)
+            left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            turn = job.ticket = self._turn(source.site).hold(1, job.priority, cost=left)
             await held.enter_async_context(turn)
             if not job.wanted or job.ended:
                 return
@@ -230,9 +273,7 @@ class Requests:
     async def _receive(self, source: Identity, job: Job, length: int, sink: Sink, race: _Race | None) -> None:
         """Send the request and feed its body to the sink; the line's link hears of everything that happens."""
         subject = f"{source.site}:{source.path}"
-        site = self._sites.get(source.site)
-        if site is None:
-            raise Unavailable(subject, "belongs to a site that is not configured any more")
+        site = self._site(source.site, subject)
         link, deadline_s = self._link(source.site), self._link(source.site).deadline_s(length)
         self._counters.fetches += 1
         sent_s = self._clock.monotonic_s()
@@ -291,6 +332,12 @@ class Requests:
             self._counters.stalls += 1
             raise _FellSilent(subject, f"has sent nothing for {self._limits.stall_s:g} s") from exc
 
+    def _site(self, name: SiteName, subject: str) -> Site:
+        site = self._sites.get(name)
+        if site is None:
+            raise Unavailable(subject, "belongs to a site that is not configured any more")
+        return site
+
     def _link(self, site: SiteName) -> Link:
         link = self._links.get(site)
         if link is None:
@@ -311,6 +358,8 @@ class Requests:
                 self._counters.prefetched_bytes += count
             case Priority.BACKGROUND:
                 self._counters.background_bytes += count
+            case Priority.URGENT | Priority.PREDICTIVE:
+                self._counters.copied_bytes += count
 
 
 async def _first_of(event: asyncio.Event, task: asyncio.Task[None]) -> None:

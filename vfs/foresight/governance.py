@@ -1,8 +1,8 @@
 """Whether a copy may be made at a place at all, and how long it may stay: asked before any bandwidth is given.
 
 Pure: no I/O, no clock. The duties belong to the checkpoint and travel with it (`model.Labels`); what a place is, its site's
-entry in `foremount.toml` says. What is not said counts as not given: a place without a region is in none, and one that does not
-say that it encrypts does not.
+entry in `foremount.toml` says. What is not said counts as not given: a place without a region is in none, and one that does
+not say that it encrypts does not.
 """
 
 from __future__ import annotations

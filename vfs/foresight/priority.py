@@ -5,8 +5,8 @@ Pure: no I/O, no clock.
     priority = scale * importance * chance + (1 if urgent else 0)
 
 It is what an hour of waiting is expected to lose: computing time that grows with the model, that is worth what the job is
-worth, and that is lost where the checkpoint turns out bad. The reasons for each factor are in docs/foresight.md. What is urgent
-comes before all that is not, whatever its scale; the link is shared by `weight`, so that the others go on.
+worth, and that is lost where the checkpoint turns out bad. The reasons for each factor are in docs/foresight.md. What is
+urgent comes before all that is not, whatever its scale; the link is shared by `weight`, so that the others go on.
 """
 
 from __future__ import annotations

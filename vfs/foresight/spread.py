@@ -70,7 +70,7 @@ def chosen(readers: int, spots: Sequence[Spot]) -> list[Spot]:
 
 def order(reader: str, subject: str, copies: Sequence[str]) -> list[int]:
     """Return in which order a reader asks the copies, as indexes: the first is its own, the others stand in for it."""
-    scores = [xxhash.xxh3_64_intdigest(f"{subject}\0{reader}\0{copy}") for copy in copies]
+    scores = [_hash(subject, reader, copy) for copy in copies]
     return sorted(range(len(copies)), key=lambda index: (-scores[index], copies[index]))
 
 
@@ -96,7 +96,7 @@ def shares(count: int, subject: str, copies: Sequence[str]) -> NDArray[np.int64]
     Shape:
         int64[count]
     """
-    salt = np.array([xxhash.xxh3_64_intdigest(f"{subject}\0{copy}") for copy in copies], np.uint64)
+    salt = np.array([_hash(subject, copy) for copy in copies], np.uint64)
     room = np.full(len(copies), -(-count // len(copies)), np.int64)
     mine = np.empty(count, np.int64)
     for place in range(count):
@@ -106,6 +106,10 @@ def shares(count: int, subject: str, copies: Sequence[str]) -> NDArray[np.int64]
         mine[place] = best
         room[best] -= 1
     return mine
+
+
+def _hash(*fields: str) -> int:
+    return xxhash.xxh3_64_intdigest("\0".join(fields).encode("utf-8", "surrogateescape"))
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
