@@ -7,7 +7,8 @@ import contextlib
 
 import pytest
 
-from vfs.extents.budget import Budget, Priority, Ticket
+from vfs.extents.budget import Budget, Ticket
+from vfs.extents.fair import Priority
 
 ALIKE = dict.fromkeys(Priority, 1.0)
 FOREGROUND, PREFETCH, BACKGROUND = Priority.FOREGROUND, Priority.PREFETCH, Priority.BACKGROUND

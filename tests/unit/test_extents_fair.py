@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfs.extents.budget import WEIGHTS, Priority
-from vfs.extents.fair import FairOrder, TokenBucket
+from vfs.extents.fair import WEIGHTS, FairOrder, Priority, TokenBucket
 
 MIB = 1 << 20
 

@@ -26,7 +26,7 @@ from vfs.agent.streamed import Streamed
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import Clock
 from vfs.errors import Corrupt, Denied, ForemountError, NotFound, Unavailable, Unsupported
-from vfs.extents.budget import Priority
+from vfs.extents.fair import Priority
 from vfs.extents.layout import Identity
 from vfs.foresight.governance import PlaceFacts, ruling
 from vfs.foresight.model import FileCopy, HotRange, ReplicaRecord

@@ -6,7 +6,6 @@ Runs on the agent's loop; starts no task. Nothing here blocks but `Budget.hold`.
 from __future__ import annotations
 
 import asyncio
-import enum
 import heapq
 import itertools
 import math
@@ -14,21 +13,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from vfs.extents.fair import FairOrder, TokenBucket
-
-
-class Priority(enum.IntEnum):
-    """Who waits for bytes: of equal claims the smaller number goes first.
-
-    URGENT and PREDICTIVE are copies between sites: for an evaluation that can't wait, and for one that is expected.
-    """
-
-    FOREGROUND = 0
-    URGENT = 1
-    PREFETCH = 2
-    PREDICTIVE = 3
-    BACKGROUND = 4
-
+from vfs.extents.fair import WEIGHTS, FairOrder, Priority, TokenBucket
 
 SHARES: Mapping[Priority, float] = {
     Priority.FOREGROUND: 1.0,
@@ -38,17 +23,6 @@ SHARES: Mapping[Priority, float] = {
     Priority.BACKGROUND: 0.5,
 }
 """Up to how full it may be for each kind: a read finds room at once though everything else is busy."""
-WEIGHTS: Mapping[Priority, float] = {
-    Priority.FOREGROUND: 64.0,
-    Priority.URGENT: 16.0,
-    Priority.PREFETCH: 8.0,
-    Priority.PREDICTIVE: 4.0,
-    Priority.BACKGROUND: 1.0,
-}
-"""What each kind gets of what all of them want, in proportion. 16 : 1 leaves an urgent copy 94 % of a line on which
-background goes on; no kind gets nothing, for a copy that never ends is never there."""
-BURST_S = 0.05
-"""How much of its rate a line that was silent lets through at once: a tenth of what people notice."""
 
 
 class Ticket:

@@ -131,6 +131,25 @@ def common(wanted: Sequence[range], runs: Sequence[range]) -> list[range]:
     return found
 
 
+def divided(wanted: Sequence[range], special: Sequence[range]) -> tuple[list[range], list[range]]:
+    """Return what of the wanted blocks lies in special ranges, and what lies outside, each in the order it was given."""
+    inside: list[range] = []
+    outside: list[range] = []
+    merged = _merge(special)
+    for run in wanted:
+        at = run.start
+        for part in merged:
+            shared = _overlap(range(at, run.stop), part)
+            if shared:
+                if at < shared.start:
+                    outside.append(range(at, shared.start))
+                inside.append(shared)
+                at = shared.stop
+        if at < run.stop:
+            outside.append(range(at, run.stop))
+    return inside, outside
+
+
 def _request(runs: Sequence[range]) -> Request:
     """Return the request from the first run to the last one, counting the blocks between them."""
     part = range(runs[0].start, runs[-1].stop)

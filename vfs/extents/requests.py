@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 from vfs.clock import Clock
 from vfs.errors import Throttled, Unavailable, WrongAnswer
-from vfs.extents.budget import Budget, Priority
+from vfs.extents.budget import Budget
 from vfs.extents.coalesce import Knobs, knobs
 from vfs.extents.counters import FetchCounters
+from vfs.extents.fair import Priority
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import Bounds, LineFacts, Link
-from vfs.extents.placement import USUAL_BYTES, Candidate, Ranked, Serving, rank
+from vfs.extents.placement import USUAL_BYTES, Candidate, Copy, Ranked, Serving, rank
 from vfs.extents.sink import Sink
 from vfs.model import SiteName
 from vfs.policy.written import ORIGIN, FetchSize
@@ -114,14 +115,18 @@ class Requests:
         """Take in how long a site took to answer a question that brought no bytes."""
         self._link(site).hinted(after_s)
 
-    def placement(self, origin: SiteName, sources: Sequence[Identity], serving: Serving) -> list[Ranked]:
+    def placement(
+        self, origin: SiteName, sources: Sequence[Identity], serving: Serving, copies: Iterable[Copy] = ()
+    ) -> list[Ranked]:
         """Return the sites that may serve, in the order in which they would be asked now, with the reasons."""
         now_s = self._clock.monotonic_s()
+        turns = {copy.identity.site: copy.turn for copy in copies if copy.turn is not None}
         found = []
         for site in dict.fromkeys(source.site for source in sources):
             link, is_local = self._link(site), site in self._local
             expected_s = link.expected_s(USUAL_BYTES)
-            found.append(Candidate(site, site == origin, is_local, not link.is_failing(now_s), expected_s))
+            answers = not link.is_failing(now_s)
+            found.append(Candidate(site, site == origin, is_local, answers, expected_s, turns.get(site)))
         return rank(serving.order, found)
 
     def preferred(self, fetched: FetchedObject) -> list[Identity]:
@@ -131,7 +136,7 @@ class Requests:
         by_site: dict[SiteName, list[Identity]] = {}
         for source in fetched.sources:
             by_site.setdefault(source.site, []).append(source)
-        ranked = self.placement(fetched.identity.site, fetched.sources, fetched.serving)
+        ranked = self.placement(fetched.identity.site, fetched.sources, fetched.serving, fetched.copies.values())
         return [source for each in ranked for source in by_site[each.site]]
 
     def choose(self, fetched: FetchedObject, job: Job) -> Identity:
@@ -140,7 +145,8 @@ class Requests:
         Raises:
             Unavailable: the policy lets none of them serve.
         """
-        preferred = self.preferred(fetched)
+        start, left = job.done * BLOCK, min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+        preferred = [each for each in self.preferred(fetched) if fetched.place(each, start, left) is not None]
         if not preferred:
             subject = f"{fetched.identity.site}:{fetched.identity.path}"
             reason = f"none of the sites that the policy lets serve it has this version: {', '.join(fetched.serving.order)}"
@@ -186,7 +192,12 @@ class Requests:
         if job.priority is not Priority.FOREGROUND:
             return None
         now_s = self._clock.monotonic_s()
-        others = (other for other in self.preferred(fetched) if other.site != source.site and not job.tried[other])
+        start, left = job.done * BLOCK, min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+        others = (
+            other
+            for other in self.preferred(fetched)
+            if other.site != source.site and not job.tried[other] and fetched.place(other, start, left) is not None
+        )
         return next((other for other in others if not self._link(other.site).is_failing(now_s)), None)
 
     def _late_s(self, fetched: FetchedObject, source: Identity) -> float | None:
@@ -247,9 +258,12 @@ class Requests:
             if not job.wanted or job.ended:
                 return
             if not job.sent:
-                fetched.absorb(job, self.knobs(source.site, fetched.serving.fetch_size).request_blocks)
+                fetched.absorb(job, source, self.knobs(source.site, fetched.serving.fetch_size).request_blocks)
                 job.sent = True
             left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            at = fetched.place(source, job.done * BLOCK, left)
+            if at is None:  # it holds what the job began with, not what it took over since
+                raise Unavailable(f"{source.site}:{source.path}", "does not hold all of this range")
             job.enter(Cause.MEMORY, self._clock.monotonic_s())
             memory = job.ticket = self._memory.hold(left, job.priority)
             await held.enter_async_context(memory)
@@ -264,14 +278,18 @@ class Requests:
             sink = Sink(job.done, left, batch=self._limits.batch_bytes, submit=submit, written=written, awaited=job.awaited)
             job.hurry = sink.hurry
             try:
-                await self._receive(source, job, left, sink, race)
+                await self._receive(source, job, at, left, sink, race)
             finally:
                 job.enter(Cause.STORE, self._clock.monotonic_s())
                 turn.give_back(turn.amount)  # the line is free while the last bytes go to the disk
                 await sink.settle()
 
-    async def _receive(self, source: Identity, job: Job, length: int, sink: Sink, race: _Race | None) -> None:
-        """Send the request and feed its body to the sink; the line's link hears of everything that happens."""
+    async def _receive(self, source: Identity, job: Job, at: int, length: int, sink: Sink, race: _Race | None) -> None:
+        """Send the request and feed its body to the sink; the line's link hears of everything that happens.
+
+        Args:
+            at: where the bytes lie at the source.
+        """
         subject = f"{source.site}:{source.path}"
         site = self._site(source.site, subject)
         link, deadline_s = self._link(source.site), self._link(source.site).deadline_s(length)
@@ -284,7 +302,7 @@ class Requests:
         try:
             async with asyncio.timeout(deadline_s):
                 # Every site's read is an async generator: closing it closes the connection.
-                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, job.done * BLOCK, length))
+                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, at, length))
                 async with contextlib.aclosing(body):
                     await self._feed(body, subject, link, job, sink, race)
         except TimeoutError as exc:

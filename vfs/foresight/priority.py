@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from vfs.extents.budget import Priority
+from vfs.extents.fair import Priority
 from vfs.foresight.model import Urgency
 
 BAD_USUALLY = 156 / 3589
