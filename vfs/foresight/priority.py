@@ -32,6 +32,7 @@ SEVERITY_SCALE = 3.0
 """So many more make a severity of 63 %, twice as many 86 %."""
 URGENT_SEVERITY = 0.5
 """From which an anomaly makes what is evaluated next urgent by itself: one sign at 5 standard deviations."""
+BELOW_URGENT = 0.999
 WEIGHT_LEAST = 1 / 64
 
 
@@ -55,7 +56,7 @@ def priority(urgency: Urgency) -> float:
     scale = min(1.0, max(SCALE_LEAST, (decades - SCALE_BASE) / (SCALE_TOP - SCALE_BASE)))
     importance = min(1.0, max(IMPORTANCE_LEAST, urgency.importance))
     chance = BAD_USUALLY + (1.0 - BAD_USUALLY) * min(1.0, max(0.0, urgency.severity))
-    return min(scale * importance * chance, math.nextafter(1.0, 0.0)) + is_urgent(urgency)
+    return min(scale * importance * chance, BELOW_URGENT) + is_urgent(urgency)
 
 
 def kind(priority: float) -> Priority:
