@@ -33,6 +33,9 @@ BODY = random.Random(5).randbytes(40 * BLOCK + 17)
 SERVING = Serving(SiteOrder(["nearest", "origin"]))
 
 
+HERE = Place("host-1")
+
+
 class Lake:
     """An origin, and places that hold copies of its one object."""
 
@@ -95,7 +98,7 @@ class Lake:
 
 
 @contextlib.asynccontextmanager
-async def lake(base: Path, *names: str, place: Place = Place("host-1")) -> AsyncIterator[Lake]:
+async def lake(base: Path, *names: str, place: Place = HERE) -> AsyncIterator[Lake]:
     memory = {SiteName(name): MemorySite(SiteName(name)) for name in ("origin", *names)}
     sites = {name: FaultySite(site) for name, site in memory.items()}
     store, spill = Store.open(str(base / "cache"), 64 << 20), Store.open(str(base / "spill"), 64 << 20)
