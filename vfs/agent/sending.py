@@ -93,8 +93,8 @@ class Content(Protocol):
         """
         ...
 
-    def digest(self) -> str:
-        """Return the digest of the content; all of it must have been read."""
+    def block_digests(self) -> bytes:
+        """Return the digests of all blocks, 8 bytes little-endian each; all of it must have been read."""
         ...
 
 

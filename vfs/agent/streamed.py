@@ -56,9 +56,13 @@ class Streamed:
         if self._expected and self.digest() != self._expected:
             raise Corrupt(f"{self._source.site}:{self._source.path}", "has another digest than the manifest states")
 
-    def digest(self) -> str:
+    def block_digests(self) -> bytes:
         assert self._digests.all()
-        return object_digest(self._digests.astype("<u8").tobytes())
+        return self._digests.astype("<u8").tobytes()
+
+    def digest(self) -> str:
+        """Return the digest of the content; all of it must have been read."""
+        return object_digest(self.block_digests())
 
     async def verify(self) -> None:
         """Read all of it for its digest.

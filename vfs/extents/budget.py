@@ -46,6 +46,11 @@ class Ticket:
         self.stamp = 0.0
         self.weight = weight
 
+    @property
+    def is_given_up(self) -> bool:
+        """Return whether who waited for it was cancelled."""
+        return self._granted is not None and self._granted.cancelled()
+
     def raise_to(self, priority: Priority) -> None:
         """Let somebody more urgent wait too; no effect once it is granted."""
         if priority < self.priority:
@@ -179,6 +184,9 @@ class Budget:
 
     def _next(self) -> Ticket | None:
         """Return the ticket whose turn it is, with the amount that it will get, where it fits."""
+        for queue in self._queues.values():
+            while queue and queue[0][2].is_given_up:  # cancelled, and its task has not had its turn since
+                heapq.heappop(queue)
         heads = sorted((queue[0][0], priority) for priority, queue in self._queues.items() if queue)
         for _, priority in heads:
             ticket, limit = self._queues[priority][0][2], self._limit(priority)

@@ -5,7 +5,7 @@ Pure: no I/O, no clock.
 Two numbers of a link say what close and long mean. While one request waits for its first byte the others of the window use
 the line, so a request costs `ttfb / window` of the line's time, and bridging a gap is cheaper as long as its bytes pass in
 less. A request is long enough when the window's requests together are twice what the line holds: half of them send while the
-other half wait; and when it takes the line much longer than us. Bridged bytes are waste, so a share of the wanted bytes bounds
+other half wait; and when it takes the line much longer than us. Bridged bytes are waste: a share of the wanted bytes bounds
 them, whatever the line.
 
 Source: after Arrow's derivation from time to first byte and bandwidth (arrow/io/caching.cc, MakeFromNetworkMetrics), which
@@ -135,7 +135,7 @@ def divided(wanted: Sequence[range], special: Sequence[range]) -> tuple[list[ran
     """Return what of the wanted blocks lies in special ranges, and what lies outside, each in the order it was given."""
     inside: list[range] = []
     outside: list[range] = []
-    merged = _merge(special)
+    merged = within_reach(special, 1)
     for run in wanted:
         at = run.start
         for part in merged:
