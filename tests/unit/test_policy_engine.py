@@ -141,9 +141,9 @@ def test_memories_of_a_rule_set_are_bounded():
 
 words = st.sampled_from(["a", "b", "ab", "a.x", "b.y", ".x"])
 paths = st.lists(words, max_size=4).map("/".join)
-globs = st.lists(st.sampled_from(["a", "b", "*", "**", "*.x", "a.?", "[ab]", "a.x", "*b*"]), min_size=1, max_size=4).map(
-    "/".join
-)
+globs = st.lists(
+    st.sampled_from(["a", "b", "*", "**", "*.x", "a.?", "[ab]", "a.x", "*b*", "*.y"]), min_size=1, max_size=4
+).map("/".join)
 settings = st.builds(
     Settings,
     cache=st.sampled_from([None, "keep", "normal", "stream", "none"]),

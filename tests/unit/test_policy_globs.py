@@ -64,19 +64,22 @@ def test_many_stars_do_not_take_exponential_time():
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("ckpt/run7/**", ("ckpt/run7", "", "")),
-        ("**/*.safetensors", ("", "", "safetensors")),
-        ("**/.metadata", ("", ".metadata", "")),
-        ("**/*.tar.gz", ("", "", "gz")),
-        ("**/*x*", ("", "", "")),
-        ("**/*.", ("", "", "")),
-        ("**/a[.]b", ("", "", "")),
-        ("a/b.c", ("a/b.c", "b.c", "")),
+        ("ckpt/run7/**", ("ckpt/run7", "", (), "", "prefix")),
+        ("**/*.safetensors", ("", "", (), "safetensors", "extension")),
+        ("**/.metadata", ("", ".metadata", (), "", "name")),
+        ("**/*.tar.gz", ("", "", (), "gz", "")),
+        ("data/*.gz", ("data", "", (), "gz", "")),
+        ("**/run7/*/x*.pt", ("", "", ("run7",), "pt", "")),
+        ("a/*/b/**/c/d", ("a", "d", ("b", "c"), "", "")),
+        ("**/*x*", ("", "", (), "", "")),
+        ("**/*.", ("", "", (), "", "")),
+        ("**/a[.]b", ("", "", (), "", "")),
+        ("a/b.c", ("a/b.c", "b.c", (), "", "")),
     ],
 )
 def test_landmarks_are_the_literal_parts(pattern, expected):
     marks = landmarks(pattern)
-    assert (marks.prefix, marks.name, marks.extension) == expected
+    assert (marks.prefix, marks.name, marks.components, marks.extension, marks.decisive) == expected
 
 
 components = st.text(alphabet="ab.*?[]!-", min_size=1, max_size=5)
@@ -96,6 +99,23 @@ def test_every_path_that_matches_has_the_landmarks(pattern, path):
         assert path == marks.prefix or not marks.prefix or path.startswith(marks.prefix + "/")
         assert not marks.name or name == marks.name
         assert not marks.extension or name.rpartition(".")[2] == marks.extension
+        assert set(marks.components) <= set(path.split("/"))
+
+
+decisive = st.lists(st.sampled_from(["a", "b", "**", "*.a", "*.b.a", "*"]), min_size=1, max_size=3).map("/".join)
+
+
+@given(decisive, paths)
+def test_path_that_has_a_decisive_landmark_matches(pattern, path):
+    globs = PathGlobs(pattern)
+    marks, name = landmarks(globs[0]), path.rpartition("/")[2]
+    has = {
+        "prefix": path == marks.prefix or path.startswith(marks.prefix + "/"),
+        "name": name == marks.name,
+        "extension": "." in name and name.rpartition(".")[2] == marks.extension,
+    }
+    if marks.decisive and has[marks.decisive]:
+        assert globs.matches(path)
 
 
 @given(st.text(alphabet="ab.*?[]{}!-/\\^$+()|", max_size=12))

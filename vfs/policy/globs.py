@@ -27,12 +27,16 @@ class Landmarks(msgspec.Struct, frozen=True):
     Attributes:
         prefix: leading components without wildcards, "" where there are none.
         name: the last component where it has no wildcards, else "".
+        components: further ones without wildcards, anywhere between.
         extension: text after the last "." where the last component ends with such text literally, else "".
+        decisive: "prefix", "name" or "extension" where having that is all that the pattern asks for, else "".
     """
 
     prefix: str
     name: str
+    components: tuple[str, ...]
     extension: str
+    decisive: str = ""
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -99,11 +103,17 @@ def landmarks(pattern: str) -> Landmarks:
     static = 0
     while static < len(components) and not _WILD.search(components[static]):
         static += 1
-    last = components[-1]
+    prefix, between, last = "/".join(components[:static]), components[static:-1], components[-1]
+    literal = tuple(component for component in between if not _WILD.search(component))
     if not _WILD.search(last):
-        return Landmarks("/".join(components[:static]), last, "")
+        return Landmarks(prefix, last, literal, "", "name" if components[:-1] == ["**"] else "")
     tail = re.split(r"[*?\]]", last)[-1]
-    return Landmarks("/".join(components[:static]), "", tail.rpartition(".")[2] if "." in tail else "")
+    extension = tail.rpartition(".")[2] if "." in tail else ""
+    if static and components[static:] == ["**"]:
+        return Landmarks(prefix, "", literal, extension, "prefix")
+    return Landmarks(
+        prefix, "", literal, extension, "extension" if extension and components == ["**", f"*.{extension}"] else ""
+    )
 
 
 def _component_regex(component: str, pattern: str) -> str:
