@@ -23,7 +23,7 @@ from vfs.filesystem.openfiles import OpenFiles
 from vfs.filesystem.reads import ReadReports
 from vfs.filesystem.remote import OpenObjects, RemoteTree
 from vfs.filesystem.tree import Tree
-from vfs.keeper.service import child_environ
+from vfs.keeper.code import child_environ
 from vfs.model import Ino, LakePath
 from vfs.namespace.catalog import Catalog
 from vfs.namespace.inodes import ROOT, InodeTable

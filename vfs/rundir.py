@@ -37,6 +37,11 @@ class RunDir:
         return os.path.join(self.path, "keeper.lock")
 
     @property
+    def upgrade(self) -> str:
+        """Return the file in which `foremount upgrade` asks for its own installation (`vfs/keeper/code.py`)."""
+        return os.path.join(self.path, "upgrade.json")
+
+    @property
     def agent_socket(self) -> str:
         """Return the agent's socket for the fs worker (`vfs/wire.py`)."""
         return os.path.join(self.path, "agent.sock")

@@ -24,7 +24,8 @@ from vfs.cli import locate, mount, umount
 from vfs.cli.mount import start_keeper
 from vfs.errors import Busy, ForemountError, NotFound, Unavailable
 from vfs.keeper import mountinfo, mounting, procfs, state
-from vfs.keeper.service import Options, child_environ
+from vfs.keeper.code import child_environ
+from vfs.keeper.service import Options
 
 pytestmark = [
     pytest.mark.mount,

@@ -16,7 +16,7 @@ import pytest
 
 from tests.lake import why_no_mount
 from tests.servers.wan_origin import WanOrigin
-from vfs.keeper.service import child_environ
+from vfs.keeper.code import child_environ
 
 pytestmark = [
     pytest.mark.mount,

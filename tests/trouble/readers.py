@@ -16,6 +16,7 @@ class Readers:
 
     Args:
         contents: by path relative to `root`; not empty files.
+        pause_s: after each pass, to leave the machine to others.
 
     Attributes:
         errors: system calls that failed and bytes that were wrong, as sentences.
@@ -23,7 +24,8 @@ class Readers:
         longest_s: the longest that one call took.
     """
 
-    def __init__(self, root: Path, contents: dict[str, bytes]) -> None:
+    def __init__(self, root: Path, contents: dict[str, bytes], *, pause_s: float = 0.0) -> None:
+        self._pause_s = pause_s
         self._root = root
         self._contents = contents
         self._stop = threading.Event()
@@ -78,6 +80,7 @@ class Readers:
                 return
             self.longest_s = max(self.longest_s, time.monotonic() - begun)
             self.rounds[kind] += 1
+            self._stop.wait(self._pause_s)
 
     def _pick(self, chance: random.Random) -> tuple[str, bytes, int, int]:
         name = chance.choice(list(self._contents))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import random
 import signal
@@ -12,71 +10,22 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, wait_until, why_no_mount
 from tests.servers.wan_origin import WanOrigin
+from tests.trouble.writers import SAVER, Changing, acknowledged, check, lake
 
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.root,
     pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
 ]
-CONFIG = """
-policies = ["policy.toml"]
-[sites.disk]
-kind = "local"
-path = "{base}/disk"
-[sites.origin]
-kind = "http"
-url = "URL"
-writes = "put"
-[[mounts]]
-prefix = "/local"
-site = "disk"
-writable = true
-[[mounts]]
-prefix = "/staged"
-site = "origin"
-writable = true
-[cache]
-directory = "{base}/cache"
-"""
 KILLS = 12
 TURNS = 60
 """Between kills: half a second or so. A worker that dies sooner is started later and later."""
-SAVER = r"""
-import hashlib, json, os, sys
-root, log, seed = sys.argv[1], open(sys.argv[2], "a", buffering=1), int(sys.argv[3])
-import random
-chance = random.Random(seed)
-index = 0
-while True:
-    name, content = f"{seed}-{index}", chance.randbytes(chance.randrange(1, 200_000))
-    with open(f"{root}/{name}.tmp", "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(f"{root}/{name}.tmp", f"{root}/{name}")
-    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(directory)
-    os.close(directory)
-    log.write(json.dumps([name, hashlib.sha256(content).hexdigest()]) + "\n")
-    index += 1
-"""
-"""Saves as frameworks do and writes down what was acknowledged."""
-
-
-@contextmanager
-def lake(base: Path, origin: WanOrigin, *options: str) -> Iterator[Lake]:
-    (base / "disk").mkdir(exist_ok=True)
-    (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
-    (origin.root / "killed").mkdir(exist_ok=True)
-    with mounted(CONFIG.replace("URL", f"{origin.url}/killed"), base, *options) as mount:
-        yield mount
 
 
 @pytest.fixture
@@ -90,53 +39,6 @@ def kill(lake: Lake, process: str) -> None:
     pid = lake.pid(process)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: lake.pid(process) != pid, f"another {process}")
-
-
-class Changing:
-    """Threads that make and remove names until the block ends; each call must have the one right answer.
-
-    Attributes:
-        turns: done so far, by thread.
-    """
-
-    def __init__(self, root: Path, threads: int) -> None:
-        self.turns = [0] * threads
-        self.trouble: list[str] = []
-        self._root = root
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=[index]) for index in range(threads)]
-
-    def __enter__(self) -> Changing:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def wait_turns(self, count: int) -> None:
-        """Wait for so many turns of all threads together, or for trouble."""
-        goal = sum(self.turns) + count
-        wait_until(lambda: sum(self.turns) >= goal or self.trouble, f"{count} turns")
-
-    def _run(self, index: int) -> None:
-        root = self._root / str(index)
-        try:
-            root.mkdir()
-            while not self._ended.is_set():
-                os.mkdir(root / "d")
-                os.close(os.open(root / "d/f", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-                os.rename(root / "d/f", root / "d/g")
-                os.symlink("g", root / "d/s")
-                os.rename(root / "d", root / "e")
-                os.unlink(root / "e/g")
-                os.unlink(root / "e/s")
-                os.rmdir(root / "e")
-                self.turns[index] += 1
-        except OSError as exc:
-            self.trouble.append(f"{root.name}, turn {self.turns[index]}: {exc}")
 
 
 @pytest.mark.slow
@@ -188,20 +90,6 @@ def test_one_of_many_that_create_a_name_exclusively_succeeds_however_often_the_w
         assert len(os.listdir(mount.root / "staged/locks")) == len(won)
 
 
-def acknowledged(log: Path) -> dict[str, str]:
-    """Return digests by name, of whole lines: the last one may be cut off."""
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    return dict(json.loads(line) for line in lines if line.endswith("\n"))
-
-
-def check(root: Path, log: Path) -> int:
-    """Compare what is there with what was acknowledged; return how much that is."""
-    expected = acknowledged(log)
-    for name, digest in expected.items():
-        assert hashlib.sha256((root / name).read_bytes()).hexdigest() == digest, name
-    return len(expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--no-passthrough"]], ids=["passthrough", "page cache"])
 def test_what_was_acknowledged_is_there_after_every_process_was_killed(
@@ -218,7 +106,7 @@ def test_what_was_acknowledged_is_there_after_every_process_was_killed(
             before = len(acknowledged(log))
             savers = [
                 subprocess.Popen(
-                    [sys.executable, "-c", SAVER, root, log, str(10 * round_ + index)], stderr=subprocess.DEVNULL
+                    [sys.executable, "-c", SAVER, root, log, str(10 * round_ + index), "0"], stderr=subprocess.DEVNULL
                 )
                 for index in range(2)
             ]

@@ -16,7 +16,7 @@ from vfs.cli import main
 from vfs.cli.mount import check_places
 from vfs.errors import InvalidConfig
 from vfs.keeper import mountinfo
-from vfs.keeper.service import child_environ
+from vfs.keeper.code import child_environ
 
 CONFIG = """
 [sites.disk]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfs import rundir
-from vfs.keeper import mounting, procfs, report, service, state
+from vfs.keeper import code, mounting, procfs, report, service, state
 
 A_STATE = state.KeeperState(
     pid=10, starttime=20, mountpoint="/mnt/lake", config="/etc/foremount.toml", phase=state.SERVING, connection=39,
@@ -28,6 +29,27 @@ def test_state_is_read_back_as_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["keeper.json"]
 
 
+def test_fields_that_a_keeper_of_another_version_wrote_are_left_out() -> None:
+    later = json.loads(state.encode(A_STATE)) | {"colour": "red"}
+    later["worker"]["mood"] = "fine"
+    del later["upgrade"]
+    assert state.decode(json.dumps(later)) == A_STATE
+
+
+def test_request_for_an_upgrade_is_read_back_as_written(tmp_path: Path) -> None:
+    path = str(tmp_path / "upgrade.json")
+    wanted = code.Wanted("7", code.Code("/opt/foremount/bin/python", "", "2.0"))
+    code.ask(path, wanted)
+    assert code.asked(path) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"id": "1", "code": {"python": "/bin/python"}}'])
+def test_request_for_an_upgrade_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "upgrade.json").write_text(text)
+    with pytest.raises(ValueError):
+        code.asked(str(tmp_path / "upgrade.json"))
+
+
 def test_absent_state_is_none_and_removing_it_twice_is_fine(tmp_path: Path) -> None:
     assert state.read(str(tmp_path / "none")) is None
     state.remove(str(tmp_path / "none"))
@@ -36,7 +58,7 @@ def test_absent_state_is_none_and_removing_it_twice_is_fine(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{", '{"format": 2}', '{"format": 1}', state.encode(A_STATE).replace('"pid"', '"pit"')],
-    ids=["empty", "a list", "cut", "another format", "without fields", "unknown field"],
+    ids=["empty", "a list", "cut", "another format", "without fields", "without a field"],
 )
 def test_broken_state_is_refused(text: str) -> None:
     with pytest.raises(state.BrokenState):
@@ -107,7 +129,7 @@ def test_signal_goes_to_the_recorded_process_only() -> None:
 
 def test_child_of_a_dead_parent_ends_at_once() -> None:
     program = "from vfs.keeper.orphan import die_with_parent; die_with_parent(1); print('lives')"
-    ran = subprocess.run([sys.executable, "-c", program], env=service.child_environ(), capture_output=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", program], env=code.child_environ(), capture_output=True, check=False)
     assert (ran.returncode, ran.stdout) == (1, b"")
 
 
@@ -117,7 +139,7 @@ def test_child_dies_with_its_parent() -> None:
         "print(os.getpid(), flush=True); signal.pause()"
     )
     parent = f"import subprocess,sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    started = subprocess.Popen([sys.executable, "-c", parent], env=service.child_environ(), stdout=subprocess.PIPE)
+    started = subprocess.Popen([sys.executable, "-c", parent], env=code.child_environ(), stdout=subprocess.PIPE)
     assert started.stdout is not None
     pid = int(started.stdout.readline())
     facts = procfs.look(pid)
@@ -238,6 +260,6 @@ def test_keeper_imports_only_the_standard_library() -> None:
         "print(sorted({name.partition('.')[0] for name in set(sys.modules)-before} - set(sys.stdlib_module_names)))"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program], env=service.child_environ(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], env=code.child_environ(), capture_output=True, text=True, check=True
     )
     assert ran.stdout == "['vfs']\n"

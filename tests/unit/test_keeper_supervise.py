@@ -25,6 +25,9 @@ from vfs.keeper.supervise import (
     Tick,
     Unmount,
     UnmountAnswered,
+    UpgradeAsked,
+    UpgradeEnded,
+    UseCode,
 )
 
 STOPPED_WORKER = frozenset({"worker"})
@@ -269,9 +272,83 @@ def test_wait_is_a_second_while_nothing_is_due() -> None:
     assert machine.wake_in_s(3.0) == 1.0
 
 
+# -- an upgrade
+
+
+def upgrading(now: float = 10.0) -> Supervisor:
+    """Return a machine whose new children have been started."""
+    machine = serving()
+    assert machine.handle(UpgradeAsked(), now) == [Terminate("agent", succeeded=True)]
+    assert machine.handle(Exited("agent", "exit status 0"), now) == [Kill("worker")]
+    started = [UseCode(new=True), Start("worker", again=True), Start("agent", again=True)]
+    assert machine.handle(Exited("worker", "killed by SIGKILL"), now) == started
+    return machine
+
+
+def test_upgrade_has_ended_when_both_new_children_have_lived_for_half_a_second() -> None:
+    machine = upgrading(now=10.0)
+    machine.handle(Said("agent", "ready"), 10.5)
+    machine.handle(Said("worker", "ready"), 11.0)
+    assert machine.handle(Tick(), 11.4) == []
+    assert machine.handle(Tick(), 11.5) == [UpgradeEnded("")]
+    assert machine.phase == SERVING
+    assert machine.handle(Exited("worker", "killed by SIGKILL"), 13.0) == [Start("worker", again=True)]
+
+
+def test_agent_that_does_not_end_for_an_upgrade_is_killed_after_three_seconds() -> None:
+    machine = serving()
+    machine.handle(UpgradeAsked(), 10.0)
+    assert machine.handle(Tick(), 12.9) == []
+    assert machine.handle(Tick(), 13.0) == [Kill("agent")]
+    assert machine.handle(Tick(), 13.1) == []
+
+
+def test_new_child_that_ends_brings_the_old_version_back() -> None:
+    machine = upgrading()
+    machine.handle(Said("agent", "failed no room"), 10.2)
+    assert machine.handle(Exited("agent", "exit status 1"), 10.2) == [Kill("worker")]
+    assert machine.handle(Exited("worker", "killed by SIGKILL"), 10.3) == [
+        UseCode(new=False), Start("worker", again=True), Start("agent", again=True),
+    ]  # fmt: skip
+    assert machine.handle(Said("worker", "ready"), 11.0) == []
+    assert machine.handle(Said("agent", "ready"), 11.1) == [UpgradeEnded("the new agent ended: exit status 1: no room")]
+
+
+def test_new_child_that_ends_in_the_trial_brings_the_old_version_back() -> None:
+    machine = upgrading(now=10.0)
+    machine.handle(Said("agent", "ready"), 10.5)
+    machine.handle(Said("worker", "ready"), 10.5)
+    assert machine.handle(Exited("worker", "killed by SIGSEGV"), 10.9) == [Kill("agent")]
+
+
+def test_new_child_that_is_not_ready_in_time_brings_the_old_version_back() -> None:
+    machine = upgrading(now=10.0)
+    machine.handle(Said("worker", "ready"), 10.5)
+    assert machine.handle(Tick(), 29.9) == []
+    assert machine.handle(Tick(), 30.0) == [Kill("worker"), Kill("agent")]
+    machine.handle(Exited("worker", "killed by SIGKILL"), 30.1)
+    machine.handle(Exited("agent", "killed by SIGKILL"), 30.1)
+    machine.handle(Said("agent", "ready"), 31.0)
+    assert machine.handle(Said("worker", "ready"), 31.0) == [UpgradeEnded("the new agent is not ready after 20 s")]
+
+
+def test_upgrade_is_refused_before_the_mount_serves() -> None:
+    machine = Supervisor()
+    machine.begin(0.0)
+    assert machine.handle(UpgradeAsked(), 0.1) == [UpgradeEnded("the mount is starting")]
+
+
+def test_stop_during_an_upgrade_is_a_stop() -> None:
+    machine = upgrading()
+    assert machine.handle(StopAsked(), 10.1) == [Unmount(lazy=False)]
+    assert machine.handle(Exited("worker", "exit status 1"), 10.2) == []
+    assert machine.handle(UnmountAnswered("done"), 10.3) == [Terminate("agent"), CloseConnection()]
+
+
 _events = st.one_of(
     st.builds(Said, st.sampled_from(CHILDREN), st.sampled_from(["ready", "beat", "failed x"])),
     st.builds(StopAsked),
+    st.builds(UpgradeAsked),
     st.builds(Tick, st.frozensets(st.sampled_from(CHILDREN))),
     st.builds(Disconnected),
     st.sampled_from(["exit worker", "exit agent", "busy", "done"]),
@@ -309,6 +386,8 @@ def test_whatever_happens_children_are_never_doubled_and_a_stop_ends_in_ten_seco
                 continue
             alive.discard(child)
             event = Exited(child, "killed by SIGKILL")
+        elif isinstance(event, UpgradeAsked) and (machine.upgrade or machine.why_returning):
+            continue  # the keeper asks for one at a time
         elif isinstance(event, str):
             if not unmounting:
                 continue

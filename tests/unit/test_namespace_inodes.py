@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from vfs.errors import Stale
+from vfs.errors import Corrupt, Stale
 from vfs.model import Ino, Kind, Version
 from vfs.namespace.inodes import ROOT, InodeTable, Row
 
@@ -29,6 +29,14 @@ def table(tmp_path: Path) -> Iterator[InodeTable]:
 def reopened(table: InodeTable, tmp_path: Path, **options: int) -> InodeTable:
     table.close()
     return InodeTable(str(tmp_path / "inodes"), fresh=False, **options)
+
+
+def test_table_of_another_format_is_not_taken_over(table: InodeTable, tmp_path: Path) -> None:
+    table.close()
+    with lmdb.open(str(tmp_path / "inodes"), max_dbs=2) as env, env.begin(write=True, db=env.open_db(b"names")) as txn:
+        txn.put(b"format", b"2")
+    with pytest.raises(Corrupt, match="written as format 2"):
+        InodeTable(str(tmp_path / "inodes"), fresh=False)
 
 
 def test_same_identity_keeps_its_number_and_takes_new_attributes(table: InodeTable) -> None:

@@ -68,7 +68,7 @@ _SPILL_BYTES = 64 << 20
 
 
 def main() -> int:
-    """Serve until SIGTERM; return the exit status."""
+    """Serve until SIGTERM, or SIGINT where another agent follows at once; return the exit status."""
     parser = argparse.ArgumentParser("vfs.agent")
     parser.add_argument("--status-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
@@ -97,10 +97,9 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
     """Build the rooms, say ready, and wait for SIGTERM. Teardown is the reverse of construction."""
     clock = SystemClock()
     mounts = build_mount_table(loaded)
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        asyncio.get_running_loop().add_signal_handler(number, _end, ended, number)
     async with contextlib.AsyncExitStack() as stack:
         sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
         for site in sites.values():
@@ -194,8 +193,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         tasks.spawn(_beat(status))
         status.ready()
         log.info("serving %s mounts over %s sites", len(mounts.points), len(sites))
-        await ended.wait()
-        if uploads is not None:
+        last = await ended is signal.SIGTERM
+        if last and uploads is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(loaded.staging.drain):
                     await uploads.drained()
@@ -234,6 +233,11 @@ async def _uploading(
                 limits=SendLimits(),
             )
         )
+
+
+def _end(ended: asyncio.Future[signal.Signals], number: signal.Signals) -> None:
+    if not ended.done():
+        ended.set_result(number)
 
 
 def _mountpoint(rundir: RunDir) -> str:

@@ -16,6 +16,7 @@ from vfs import __version__
 _COMMANDS = {
     "mount": ("vfs.cli.mount:mount", "Mount what a configuration file describes."),
     "umount": ("vfs.cli.umount:umount", "End a mount, in order or by force."),
+    "upgrade": ("vfs.cli.upgrade:upgrade", "Go on with the version of this command, without an unmount."),
     "status": ("vfs.cli.status:status", "Say how the mounts of this host do and what to do about trouble."),
     "top": ("vfs.cli.top:top", "Show what a mount is doing, and for whom, live."),
     "why": ("vfs.cli.why:why", "Say why a process or a job is slow, and what would change it."),

@@ -26,7 +26,7 @@ from vfs.cli.status import MountStatus, observe
 from vfs.config import Config, mount_prefix
 from vfs.errors import ForemountError
 from vfs.keeper import mountinfo
-from vfs.keeper.service import child_environ
+from vfs.keeper.code import child_environ
 
 _SIGNS = {OK: "+", WARNING: "~", BAD: "!", HANGS: "!", SKIPPED: "-"}
 

@@ -29,7 +29,8 @@ from vfs.errors import (
     Unavailable,
 )
 from vfs.keeper import mounting, procfs
-from vfs.keeper.service import Options, child_environ
+from vfs.keeper.code import child_environ
+from vfs.keeper.service import Options
 from vfs.policy.inforce import open_store
 from vfs.rundir import RunDir
 

@@ -7,6 +7,7 @@ point: with anything stopped, dead or hung it answers within 2 s.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -49,6 +50,8 @@ class MountStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         verdict: "serving", "trouble", "starting", "stopping", "failed", "dead" or "not mounted".
+        version, python: of what the worker and the agent were started from.
+        upgrade: the last one, {} where there was none.
         agent_says: its answer to /v1/status, None where there was none.
     """
 
@@ -62,6 +65,10 @@ class MountStatus(msgspec.Struct, frozen=True):
     passthrough: bool = False
     why_no_passthrough: str = ""
     read_ahead_kb: int = 0
+    version: str = ""
+    python: str = ""
+    keeper_version: str = ""
+    upgrade: dict[str, Any] = {}
     processes: dict[str, Process] = {}
     agent_says: dict[str, Any] | None = None
 
@@ -112,6 +119,10 @@ def observe(located: Located) -> MountStatus:
         passthrough=held.passthrough,
         why_no_passthrough=held.why_no_passthrough,
         read_ahead_kb=held.read_ahead_kb,
+        version=held.version,
+        python=held.python,
+        keeper_version=held.keeper_version,
+        upgrade=asdict(held.upgrade) if held.upgrade.id else {},
         processes=processes,
         agent_says=agent_says,
     )
@@ -220,7 +231,18 @@ def _describe(found: MountStatus) -> list[str]:
         rows.append(("read-ahead", f"{found.read_ahead_kb} KiB"))
         rows.append(("run dir", found.run_dir))
         rows.append(("started", f"{found.since_s:.0f} s ago"))
+        rows.append(("version", _version_words(found)))
     return lines + output.columns([*rows, *_agent_rows(found.agent_says or {})])
+
+
+def _version_words(found: MountStatus) -> str:
+    words = found.version or "unknown"
+    if found.keeper_version != found.version:
+        words += f", the keeper {found.keeper_version or 'older'}"
+    last = found.upgrade
+    if last and not last["ended"]:
+        return f"{words}; an upgrade to {last['version']} is under way"
+    return f"{words}; {last['version']} was not taken: {last['why_not']}" if last.get("why_not") else words
 
 
 def _process_words(process: Process) -> str:

@@ -15,15 +15,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
-import sysconfig
 import threading
 import time
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from vfs import rundir
-from vfs.keeper import mountinfo, mounting, notify, procfs, report, state, supervise
+from vfs.keeper import code, mountinfo, mounting, notify, procfs, report, state, supervise
 from vfs.keeper.supervise import CHILDREN
 
 log = logging.getLogger(__name__)
@@ -96,6 +94,8 @@ class Keeper:
         state: as last written to the state file.
         children: those that have not been collected; a subset of CHILDREN.
         connection: None before the mount and after `CloseConnection`.
+        code: what children are started from.
+        wanted: the upgrade under way; None where there is none.
     """
 
     def __init__(self, options: Options) -> None:
@@ -104,7 +104,17 @@ class Keeper:
         self.supervisor = supervise.Supervisor(supervise.Limits(**(options.limits or {})))  # type: ignore[arg-type]
         own = procfs.look(os.getpid())
         assert own is not None, "a process finds itself in /proc"
-        self.state = state.new(pid=os.getpid(), starttime=own.starttime, mountpoint=options.mountpoint, config=options.config)
+        self.code = code.own()
+        self.wanted: code.Wanted | None = None
+        self._code_before = self.code
+        self.state = state.new(
+            pid=os.getpid(),
+            starttime=own.starttime,
+            mountpoint=options.mountpoint,
+            config=options.config,
+            version=self.code.version,
+            python=self.code.python,
+        )
         self.children: dict[str, _Child] = {}
         self.connection: mounting.Connection | None = None
         self.negotiated = ""
@@ -193,7 +203,7 @@ class Keeper:
 
     def _catch_signals(self) -> None:
         """Have signals arrive as bytes on a pipe; no handler does any work, so none can be entered twice."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, _ignore)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
@@ -233,13 +243,17 @@ class Keeper:
                 case supervise.Start():
                     self._start(action)
                 case supervise.Terminate():
-                    self._signal(action.child, signal.SIGTERM)
+                    self._signal(action.child, signal.SIGINT if action.succeeded else signal.SIGTERM)
                 case supervise.Kill():
                     self._signal(action.child, signal.SIGKILL)
                 case supervise.Unmount():
                     threading.Thread(target=self._unmount, args=(action.lazy,), name="unmount", daemon=True).start()
                 case supervise.CloseConnection():
                     self._close_connection()
+                case supervise.UseCode():
+                    self._use_code(new=action.new)
+                case supervise.UpgradeEnded():
+                    self._end_upgrade(action.why_not)
                 case supervise.TellReady():
                     log.info("serving")
                     self._answer("ready")
@@ -261,7 +275,7 @@ class Keeper:
                     stdout=stderr,
                     stderr=stderr,
                     process_group=0,  # Ctrl-C at a terminal is for the keeper
-                    env=child_environ(),
+                    env=self.code.environ(),
                 )
         except OSError as exc:
             os.close(reading)
@@ -275,7 +289,7 @@ class Keeper:
     def _command(self, action: supervise.Start, status_fd: int) -> tuple[list[str], list[int]]:
         """Return the command line and the descriptors that go along."""
         module = {"worker": "vfs.kernel", "agent": "vfs.agent"}[action.child]
-        base = (self.options.commands or {}).get(action.child) or [sys.executable, "-P", "-m", module]
+        base = (self.options.commands or {}).get(action.child) or self.code.command(module)
         common = ["--status-fd", str(status_fd), "--parent-pid", str(os.getpid())]
         common += ["--run-dir", self.rundir.path, "--config", self.options.config]
         if action.child == "agent":
@@ -291,6 +305,36 @@ class Keeper:
         ]
         resend = ["--resend"] if action.again else []  # a kernel without resend still knows our inodes
         return [*base, *fuse, *common, *resend], [status_fd, self.connection.fd]
+
+    def _use_code(self, *, new: bool) -> None:
+        assert self.wanted is not None, "code changes with an upgrade only"
+        self.code = self.wanted.code if new else self._code_before
+        log.info("children are version %s from now on, of %s", self.code.version, self.code.python)
+
+    def _ask_upgrade(self) -> None:
+        """Begin what the file in the run directory asks for; one upgrade at a time."""
+        try:
+            wanted = code.asked(self.rundir.upgrade)
+        except (OSError, ValueError) as exc:
+            log.warning("SIGUSR2 without a request for an upgrade: %s", exc)
+            return
+        if self.wanted is not None:
+            log.warning("an upgrade is under way: %s is not begun", wanted.code.version)
+            return
+        log.info("upgrade to version %s asked for, of %s", wanted.code.version, wanted.code.python)
+        self.wanted, self._code_before = wanted, self.code
+        self.state = replace(self.state, upgrade=state.Upgrade(wanted.id, wanted.code.version))
+        self._feed(supervise.UpgradeAsked())
+
+    def _end_upgrade(self, why_not: str) -> None:
+        assert self.wanted is not None, "an upgrade ends that has begun"
+        log.log(
+            logging.WARNING if why_not else logging.INFO, "upgrade to %s: %s", self.wanted.code.version, why_not or "done"
+        )
+        upgrade = state.Upgrade(self.wanted.id, self.wanted.code.version, ended=True, why_not=why_not)
+        self.state = replace(self.state, upgrade=upgrade, version=self.code.version, python=self.code.python)
+        self.wanted = None
+        state.write(self.rundir.state, self.state)
 
     def _signal(self, name: str, number: int) -> None:
         child = self.children.get(name)
@@ -358,6 +402,8 @@ class Keeper:
                 self._signal(name, signal.SIGUSR1)
         elif number == signal.SIGHUP:
             self._signal("agent", signal.SIGHUP)
+        elif number == signal.SIGUSR2:
+            self._ask_upgrade()
 
     def _stopped_children(self) -> frozenset[str]:
         found = {name: procfs.look(child.popen.pid) for name, child in self.children.items()}
@@ -381,19 +427,6 @@ class Keeper:
         if pid and not starttime and (facts := procfs.look(pid)):
             starttime = facts.starttime
         return state.ChildState(pid, starttime, life.ready, life.restarts, life.last_exit)
-
-
-def child_environ() -> dict[str, str]:
-    """Return the environment of our processes: they find this very package, installed or not, and keep its bytecode.
-
-    A worker that is started again under waiting readers must not compile its modules first: 0.25 s of their wait.
-    """
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    known = environ.get("PYTHONPATH", "")
-    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) and root not in known.split(os.pathsep):
-        environ["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else root
-    return environ
 
 
 def describe_exit(status: int) -> str:

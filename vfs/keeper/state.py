@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 FORMAT_VERSION = 1
@@ -41,6 +41,22 @@ class ChildState:
 
 
 @dataclass(frozen=True, slots=True)
+class Upgrade:
+    """The last upgrade that was asked for.
+
+    Attributes:
+        id: of the request, "" where there was none.
+        version: of the package that was wanted.
+        why_not: why it has ended without it, "" otherwise.
+    """
+
+    id: str = ""
+    version: str = ""
+    ended: bool = False
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperState:
     """The whole file.
 
@@ -51,6 +67,8 @@ class KeeperState:
         read_ahead_kb: in force, 0 where it could not be read.
         since: seconds after the epoch at which the keeper started.
         reason: why the phase is "failed" or "stopping".
+        version, python: of what the worker and the agent are started from.
+        keeper_version: of the keeper itself, which no upgrade changes. "" of one that knows no upgrades.
     """
 
     pid: int
@@ -68,6 +86,10 @@ class KeeperState:
     agent: ChildState = ChildState()
     since: float = 0.0
     reason: str = ""
+    version: str = ""
+    python: str = ""
+    keeper_version: str = ""
+    upgrade: Upgrade = Upgrade()
     format: int = FORMAT_VERSION
 
     def with_child(self, name: str, child: ChildState) -> KeeperState:
@@ -79,9 +101,12 @@ class KeeperState:
         return self.worker if name == "worker" else self.agent
 
 
-def new(*, pid: int, starttime: int, mountpoint: str, config: str) -> KeeperState:
+def new(*, pid: int, starttime: int, mountpoint: str, config: str, version: str = "", python: str = "") -> KeeperState:
     """Return the state of a keeper that has just started."""
-    return KeeperState(pid, starttime, mountpoint, config, since=time.time())
+    now = time.time()
+    return KeeperState(
+        pid, starttime, mountpoint, config, since=now, version=version, python=python, keeper_version=version
+    )  # fmt: skip
 
 
 def encode(state: KeeperState) -> str:
@@ -92,6 +117,8 @@ def encode(state: KeeperState) -> str:
 def decode(text: str) -> KeeperState:
     """Return the state in a file's content. Pure.
 
+    Fields that a keeper of another version has added are left out: its command line and ours meet in an upgrade.
+
     Raises:
         BrokenState: it holds none, or one of another format version.
     """
@@ -99,10 +126,16 @@ def decode(text: str) -> KeeperState:
         document: dict[str, Any] = json.loads(text)
         if document.get("format") != FORMAT_VERSION:
             raise BrokenState(f"has format {document.get('format')}, this version reads {FORMAT_VERSION}")
-        worker, agent = ChildState(**document.pop("worker")), ChildState(**document.pop("agent"))
-        return KeeperState(worker=worker, agent=agent, **document)
+        parts = {"worker": ChildState, "agent": ChildState, "upgrade": Upgrade}
+        nested = {name: kind(**_known(kind, document.pop(name, {}))) for name, kind in parts.items()}
+        return KeeperState(**nested, **_known(KeeperState, document))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise BrokenState(f"holds no keeper state: {exc}") from exc
+
+
+def _known(kind: type[Any], fields_read: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in fields_read.items() if name in names}
 
 
 def read(path: str) -> KeeperState | None:

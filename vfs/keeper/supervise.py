@@ -4,6 +4,11 @@ Pure: no I/O, no clock. `vfs/keeper/service.py` carries the actions out and repo
 
 A stop goes starting or serving -> unmounting (while others hold files open, up to a grace) -> ending (children end, are
 killed at a bound) -> ended. Nothing that happens can make it longer than `Limits.stop_total_s`.
+
+An upgrade of the code happens while serving (docs/adr/NNNN): the agent ends, then the worker is killed, then both are
+started from the new installation. If either ends or is late before both have proven themselves, both are killed and
+started from the old one. Versions never meet: no child of one runs beside a child of the other, but for an old worker
+without an agent.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from dataclasses import dataclass, field
 
 STARTING, SERVING, UNMOUNTING, ENDING, ENDED = "starting", "serving", "unmounting", "ending", "ended"
 CHILDREN = ("worker", "agent")
+LEAVING, TRIAL, RETURNING = "leaving", "trial", "returning"
+"""Steps of an upgrade: the old children end; the new ones prove themselves; the new ones end because they have not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,9 @@ class Limits:
         busy_retry_s: between two attempts to unmount.
         terminate_s: from SIGTERM to SIGKILL.
         stop_total_s: from the first SIGTERM to the keeper's end, whatever hangs.
+        trial_start_s: from start to "ready" in an upgrade, while callers wait; the command that asks for it has had the
+            modules read from the disk before.
+        trial_s: that new children have to live for once both are ready.
     """
 
     start_timeout_s: float = 60.0
@@ -43,6 +53,8 @@ class Limits:
     busy_retry_s: float = 0.2
     terminate_s: float = 3.0
     stop_total_s: float = 10.0
+    trial_start_s: float = 20.0
+    trial_s: float = 0.5
 
     def __post_init__(self) -> None:
         assert self.busy_grace_s + self.terminate_s < self.stop_total_s, "a stop would be cut short before its last step"
@@ -76,6 +88,11 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class UpgradeAsked:
+    """Children of another installation are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnmountAnswered:
     """An attempt to unmount has ended: "done", "gone", "busy", or what went wrong."""
 
@@ -89,7 +106,7 @@ class Tick:
     stopped: frozenset[str] = frozenset()
 
 
-Event = Said | Exited | Disconnected | StopAsked | UnmountAnswered | Tick
+Event = Said | Exited | Disconnected | StopAsked | UpgradeAsked | UnmountAnswered | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +119,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Send SIGTERM."""
+    """Have it end: SIGTERM, or SIGINT where a successor is waited for and goes on with what is left."""
 
     child: str
+    succeeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,20 @@ class CloseConnection:
 
 
 @dataclass(frozen=True, slots=True)
+class UseCode:
+    """Start children from the new installation from now on, or from the old one again."""
+
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeEnded:
+    """The new children serve, or `why_not` they don't."""
+
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellReady:
     """Every child serves for the first time."""
 
@@ -139,7 +171,7 @@ class End:
     reason: str
 
 
-Action = Start | Terminate | Kill | Unmount | CloseConnection | TellReady | End
+Action = Start | Terminate | Kill | Unmount | CloseConnection | UseCode | UpgradeEnded | TellReady | End
 
 
 @dataclass(slots=True)
@@ -186,6 +218,9 @@ class Supervisor:
         ending_at: time at which the children were told to end.
         unmount_at: when the next attempt to unmount is due; None while one runs or none is wanted.
         unmounts_running: attempts that have not been answered; the keeper does not end before them.
+        upgrade: its step, "" where there is none; only while serving.
+        upgrade_at: time at which the step began.
+        why_returning: what the new children failed of; told when the old version serves again, "" from then on.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -198,6 +233,9 @@ class Supervisor:
     unmount_at: float | None = None
     unmounts_running: int = 0
     ticked_at: float = 0.0
+    upgrade: str = ""
+    upgrade_at: float = 0.0
+    why_returning: str = ""
 
     def begin(self, now: float) -> list[Action]:
         """Return the first actions."""
@@ -217,6 +255,8 @@ class Supervisor:
                 return self._on_disconnected(now)
             case StopAsked():
                 return self._on_stop_asked(now)
+            case UpgradeAsked():
+                return self._on_upgrade_asked(now)
             case UnmountAnswered():
                 return self._on_unmount_answered(event, now)
             case Tick():
@@ -227,6 +267,8 @@ class Supervisor:
         due = [life.restart_at for life in self.lives.values() if life.restart_at is not None]
         if self.unmount_at is not None:
             due.append(self.unmount_at)
+        if self.upgrade:
+            due.append(now + 0.1)
         if self.phase == ENDING:
             due.append(now + 0.1)
         return max(0.0, min([now + 1.0, *due]) - now)
@@ -244,14 +286,22 @@ class Supervisor:
         elif event.line == "ready" and not life.ready:
             life.ready = life.has_served = True
             life.ready_at = now
-            if self.phase == STARTING and all(other.ready for other in self.lives.values()):
-                self.phase = SERVING
-                return [TellReady()]
+            if all(other.ready for other in self.lives.values()):
+                return self._on_all_ready()
+        return []
+
+    def _on_all_ready(self) -> list[Action]:
+        if self.phase == STARTING:
+            self.phase = SERVING
+            return [TellReady()]
+        if self.why_returning and not self.upgrade:
+            why, self.why_returning = self.why_returning, ""
+            return [UpgradeEnded(why)]
         return []
 
     def _on_exited(self, event: Exited, now: float) -> list[Action]:
         life = self.lives[event.child]
-        was_bad = not life.ready or now - life.ready_at < self.limits.quick_life_s
+        was_bad = self.upgrade != LEAVING and (not life.ready or now - life.ready_at < self.limits.quick_life_s)
         life.bad_lives = life.bad_lives + 1 if was_bad else 0
         life.last_exit = _sentence(life.doom or event.why, life.last_words)
         life.alive = life.ready = False
@@ -262,6 +312,8 @@ class Supervisor:
             return self._end_if_alone()
         if not event.connected:
             return self._on_disconnected(now)
+        if self.upgrade:
+            return self._on_exited_in_upgrade(event.child, now)
         if not life.has_served and life.bad_lives >= self.limits.failed_starts_max:
             return self._give_up(f"the {event.child} does not start: {life.last_exit}", now)
         pause = self._pause_s(life)
@@ -274,6 +326,7 @@ class Supervisor:
         if self.phase in (STARTING, SERVING):
             self.stop_at = now
             self.reason = "unmounted from outside"
+            self.upgrade = ""
             return [self._unmount(lazy=True), *self._end_children(now)]  # an aborted connection leaves its mount behind
         if self.phase == UNMOUNTING:
             return self._end_children(now)
@@ -284,6 +337,7 @@ class Supervisor:
             self.phase = UNMOUNTING
             self.stop_at = now
             self.reason = "asked to stop"
+            self.upgrade = ""
             for life in self.lives.values():
                 life.restart_at = None
             return [self._unmount(lazy=False)]
@@ -303,11 +357,89 @@ class Supervisor:
 
     def _on_tick(self, event: Tick, now: float) -> list[Action]:
         self._forgive(event.stopped, now)
+        if self.upgrade:
+            return self._upgrade_tick(event.stopped, now)
         if self.phase in (STARTING, SERVING):
             return [*self._due_starts(now), *self._overdue(now)]
         if self.phase == UNMOUNTING:
             return self._unmounting_tick(now)
         return self._ending_tick(event.stopped, now)
+
+    # -- an upgrade
+
+    def _on_upgrade_asked(self, now: float) -> list[Action]:
+        assert not (self.upgrade or self.why_returning), "one upgrade at a time is asked for"
+        if self.phase != SERVING:
+            return [UpgradeEnded(f"the mount is {self.phase}")]
+        self.upgrade, self.upgrade_at = LEAVING, now
+        for life in self.lives.values():
+            life.restart_at = None
+        if self.lives["agent"].alive:  # the worker goes on with what is here until the agent has ended
+            return [Terminate("agent", succeeded=True)]
+        return self._leave_worker(now)
+
+    def _leave_worker(self, now: float) -> list[Action]:
+        worker = self.lives["worker"]
+        if not worker.alive:
+            return self._begin_trial(now)
+        worker.doom = "killed for the upgrade"  # what it has taken and not answered, its successor is asked again
+        return [Kill("worker")]
+
+    def _begin_trial(self, now: float) -> list[Action]:
+        self.upgrade, self.upgrade_at = TRIAL, now
+        return [UseCode(new=True), *self._start_all(now)]
+
+    def _on_exited_in_upgrade(self, child: str, now: float) -> list[Action]:
+        if self.upgrade == LEAVING:
+            return self._leave_worker(now) if child == "agent" else self._begin_trial_if_alone(now)
+        if self.upgrade == TRIAL:
+            return self._return(f"the new {child} ended: {self.lives[child].last_exit}", now)
+        return self._start_old_if_alone(now)
+
+    def _begin_trial_if_alone(self, now: float) -> list[Action]:
+        """Go on when the worker has ended; it may do so by itself before the agent has."""
+        return [] if self._anyone_alive() else self._begin_trial(now)
+
+    def _return(self, why: str, now: float) -> list[Action]:
+        self.upgrade, self.upgrade_at, self.why_returning = RETURNING, now, why
+        if not self._anyone_alive():
+            return self._start_old_if_alone(now)
+        doomed = [name for name, life in self.lives.items() if life.alive]
+        for name in doomed:
+            self.lives[name].doom = self.lives[name].doom or "killed with the rest of its version"
+        return [Kill(name) for name in doomed]
+
+    def _start_old_if_alone(self, now: float) -> list[Action]:
+        if self._anyone_alive():
+            return []
+        self.upgrade = ""
+        return [UseCode(new=False), *self._start_all(now)]
+
+    def _start_all(self, now: float) -> list[Action]:
+        for life in self.lives.values():
+            life.bad_lives = 0
+        return [self._start(name, now) for name in self.lives]
+
+    def _anyone_alive(self) -> bool:
+        return any(life.alive for life in self.lives.values())
+
+    def _upgrade_tick(self, stopped: Iterable[str], now: float) -> list[Action]:
+        lives = self.lives
+        if self.upgrade == LEAVING:
+            late = now - self.upgrade_at >= self.limits.terminate_s
+            if lives["agent"].alive and not lives["agent"].doom and (late or "agent" in stopped):
+                lives["agent"].doom = "killed for the upgrade"
+                return [Kill("agent")]
+        elif self.upgrade == TRIAL:
+            if all(life.ready for life in lives.values()):
+                if now - max(life.ready_at for life in lives.values()) < self.limits.trial_s:
+                    return []
+                self.upgrade = ""
+                return [UpgradeEnded("")]
+            if now - self.upgrade_at >= self.limits.trial_start_s:
+                late_ones = [name for name, life in lives.items() if not life.ready]
+                return self._return(f"the new {late_ones[0]} is not ready after {self.limits.trial_start_s:.0f} s", now)
+        return []
 
     # -- parts of a tick
 

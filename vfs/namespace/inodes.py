@@ -18,7 +18,7 @@ from typing import Any
 import lmdb
 import msgspec
 
-from vfs.errors import Stale
+from vfs.errors import Corrupt, Stale
 from vfs.model import Ino, Kind, LakePath, Version
 
 ROOT = Ino(1)
@@ -29,6 +29,9 @@ _WORKER = b"worker"
 highest row says nothing about numbers that were used and forgotten."""
 _NUMBERS_BITS = 40
 _INTENT = b"intent"
+_FORMAT = b"format"
+_FORMAT_VERSION = b"1"
+"""Of rows and intents. A worker of another version that reads them differently must not take over a live mount."""
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -91,10 +94,15 @@ class InodeTable:
             with self._env.begin(write=True) as txn:
                 txn.drop(self._rows, delete=False)
                 txn.drop(self._names, delete=False)
+        elif (found := self._read(self._names, _FORMAT)) not in (None, _FORMAT_VERSION):
+            self._env.close()
+            what = f"was written as format {found.decode()}, this version reads {_FORMAT_VERSION.decode()}"
+            raise Corrupt(directory, what, "unmount and mount again: another version can't take over this mount")
         self._env.reader_check()  # slots of workers that were killed
         with self._env.begin(write=True, db=self._names) as txn:
             worker = int.from_bytes(txn.get(_WORKER, default=b""), "big")
             txn.put(_WORKER, _key(worker + 1))
+            txn.put(_FORMAT, _FORMAT_VERSION)
         self._next = Ino((worker << _NUMBERS_BITS) + ROOT + 1)
         self._inherited_below = self._next
         # The root has no parent and no name; its row is never written.
