@@ -5,7 +5,7 @@ Pure: no I/O, no clock. `vfs/keeper/service.py` carries the actions out and repo
 A stop goes starting or serving -> unmounting (while others hold files open, up to a grace) -> ending (children end, are
 killed at a bound) -> ended. Nothing that happens can make it longer than `Limits.stop_total_s`.
 
-An upgrade of the code happens while serving (docs/adr/NNNN): the agent ends, then the worker is killed, then both are
+An upgrade of the code happens while serving (docs/adr/0015): the agent ends, then the worker is killed, then both are
 started from the new installation. If either ends or is late before both have proven themselves, both are killed and
 started from the old one. Versions never meet: no child of one runs beside a child of the other, but for an old worker
 without an agent.
