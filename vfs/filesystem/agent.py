@@ -9,48 +9,122 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
 from vfs import usage, wire
-from vfs.errors import DeadlineExceeded, from_failure
+from vfs.errors import DeadlineExceeded, Failure, from_failure
+from vfs.samples import wire as samples
 from vfs.usage import Cause
 
 log = logging.getLogger(__name__)
-AnswerT = TypeVar("AnswerT", bound=wire.Answer)
+CallT = TypeVar("CallT")
+CallT_contra = TypeVar("CallT_contra", contravariant=True)
+TellT = TypeVar("TellT")
+AnswerT = TypeVar("AnswerT")
+
+
+class Answered(Protocol):
+    """A response of either language."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def causes(self) -> dict[Cause, float]: ...
+
+    @property
+    def answer(self) -> Any: ...
+
+
+class Dialect(Protocol[CallT_contra]):
+    """What is spoken on a line: `LAKE` or `SAMPLES`."""
+
+    def request(self, number: int, call: CallT_contra, deadline_s: float) -> bytes:
+        """Return a frame."""
+        ...
+
+    def response(self, body: bytes) -> Answered:
+        """Return the response in a frame's body, or raise `BrokenFrame`."""
+        ...
+
+    def failure(self, answer: object) -> Failure | None:
+        """Return what the answer says went wrong."""
+        ...
+
+
+class _Lake:
+    """`vfs/wire.py`."""
+
+    def request(self, number: int, call: wire.Call, deadline_s: float) -> bytes:
+        return wire.encode(wire.Request(number, call, deadline_s))
+
+    def response(self, body: bytes) -> Answered:
+        return wire.decode_response(body)
+
+    def failure(self, answer: object) -> Failure | None:
+        return answer.failure if isinstance(answer, wire.Failed) else None
+
+
+class _Samples:
+    """`vfs/samples/wire.py`."""
+
+    def request(self, number: int, call: samples.Call, deadline_s: float) -> bytes:
+        return samples.encode(samples.Request(number, call, deadline_s))
+
+    def response(self, body: bytes) -> Answered:
+        return samples.decode_response(body)
+
+    def failure(self, answer: object) -> Failure | None:
+        return answer.failure if isinstance(answer, samples.Failed) else None
+
+
+LAKE: Dialect[wire.Call] = _Lake()
+SAMPLES: Dialect[samples.Call] = _Samples()
 asked: ContextVar[bool] = ContextVar("asked", default=False)
 """Set where a task has called the agent; who wants to know unsets it before."""
 _RETRY_S = 0.05
 """Between attempts to connect: an agent starts in some 300 ms."""
-_REST: dict[type, Cause] = {wire.Stat: Cause.NAMES, wire.List: Cause.NAMES, wire.Settle: Cause.UPLOAD}
+_REST: dict[type, Cause] = {
+    wire.Stat: Cause.NAMES,
+    wire.List: Cause.NAMES,
+    wire.Settle: Cause.UPLOAD,
+    samples.Look: Cause.NAMES,
+    samples.Children: Cause.NAMES,
+}
+_FOR_BYTES = (wire.Need, samples.Content)
 """What a call waited for beyond what its answer explains; the others: the agent."""
 
 
 class _Waiting:
-    """One call under way: the request to repeat, and where its answer goes."""
+    """One call under way: the frame to repeat, and where its answer goes."""
 
-    __slots__ = ("answer", "causes", "done", "request")
+    __slots__ = ("answer", "causes", "done", "frame")
 
-    def __init__(self, request: wire.Request) -> None:
-        self.request = request
+    def __init__(self, frame: bytes) -> None:
+        self.frame = frame
         self.done = trio.Event()
-        self.answer: wire.Answer | None = None
+        self.answer: object = None
         self.causes: dict[Cause, float] = {}
 
 
-class AgentClient:
+class Line(Generic[CallT, TellT]):
     """Calls to the agent.
 
     Args:
         socket_path: of the agent's Unix socket.
         hello: makes the first message of each connection.
+        dialect: what is spoken.
         deadline_s: after which a call fails.
 
     Invariant: `_waiting` holds exactly the calls that somebody awaits.
     """
 
-    def __init__(self, socket_path: str, hello: Callable[[], wire.Hello], *, deadline_s: float) -> None:
+    def __init__(
+        self, socket_path: str, hello: Callable[[], CallT], *, deadline_s: float, dialect: Dialect[CallT]
+    ) -> None:  # fmt: skip
+        self._dialect = dialect
         self._socket_path = socket_path
         self._hello = hello
         self._deadline_s = deadline_s
@@ -59,7 +133,7 @@ class AgentClient:
         self._outbox_in, self._outbox = trio.open_memory_channel[bytes](10_000)
         self.connections = 0
         self.on_connect: Callable[[], None] = lambda: None
-        self.on_told: Callable[[wire.Answer], None] = lambda _: None
+        self.on_told: Callable[[TellT], None] = lambda _: None
 
     @property
     def connected(self) -> bool:
@@ -73,7 +147,7 @@ class AgentClient:
 
     _stream: trio.SocketStream | None = None
 
-    async def call(self, call: wire.Call, expected: type[AnswerT], subject: str, deadline_s: float | None = None) -> AnswerT:
+    async def call(self, call: CallT, expected: type[AnswerT], subject: str, deadline_s: float | None = None) -> AnswerT:
         """Send a call and return its answer.
 
         Args:
@@ -86,38 +160,40 @@ class AgentClient:
         deadline_s = self._deadline_s if deadline_s is None else deadline_s
         began_s, rest = trio.current_time(), _REST.get(type(call), Cause.AGENT)
         causes: dict[Cause, float] = {}
-        waiting = _Waiting(wire.Request(self._next_id, call, deadline_s))
+        number = self._next_id
         self._next_id += 1
-        self._waiting[waiting.request.id] = waiting
+        waiting = self._waiting[number] = _Waiting(self._dialect.request(number, call, deadline_s))
+        failure: Failure | None = None
         try:
             with trio.fail_after(deadline_s):
-                self._post(waiting.request)
+                self._post(waiting.frame)
                 await waiting.done.wait()
         except trio.TooSlowError as exc:
             rest = Cause.DEADLINE if self.connected else Cause.AGENT
             what = "no answer" if self.connected else "the agent is not running"
             raise DeadlineExceeded(subject, what, "see `foremount status`") from exc
         else:
-            causes = waiting.causes
-            if isinstance(waiting.answer, wire.Failed) and waiting.answer.failure.kind == DeadlineExceeded.__name__:
+            causes, failure = waiting.causes, self._dialect.failure(waiting.answer)
+            if failure is not None and failure.kind == DeadlineExceeded.__name__:
                 causes, rest = {}, Cause.DEADLINE
         finally:
-            del self._waiting[waiting.request.id]
-            usage.waited(causes, rest, trio.current_time() - began_s, for_bytes=isinstance(call, wire.Need))
-        if isinstance(waiting.answer, wire.Failed):
-            raise from_failure(waiting.answer.failure)
+            del self._waiting[number]
+            usage.waited(causes, rest, trio.current_time() - began_s, for_bytes=isinstance(call, _FOR_BYTES))
+        if failure is not None:
+            raise from_failure(failure)
         assert isinstance(waiting.answer, expected), waiting.answer
         return waiting.answer
 
-    def tell_nowait(self, call: wire.Call) -> None:
+    def tell_nowait(self, call: CallT) -> None:
         """Send a call that is not answered; lost when no agent is there, which every such call must survive."""
-        self._post(wire.Request(0, call))
+        if self._stream is not None:
+            self._post(self._dialect.request(0, call, 0.0))
 
-    def _post(self, request: wire.Request) -> None:
+    def _post(self, frame: bytes) -> None:
         if self._stream is None:
             return  # sent by `run` on connecting, if somebody still waits for it
         try:
-            self._outbox_in.send_nowait(wire.encode(request))
+            self._outbox_in.send_nowait(frame)
         except trio.WouldBlock:
             log.warning("agent does not read: %s queued messages, dropping one", 10_000)
 
@@ -142,10 +218,10 @@ class AgentClient:
     async def _serve(self, stream: trio.SocketStream) -> None:
         """Repeat what is unanswered, then send and receive until the connection breaks."""
         try:
-            await stream.send_all(wire.encode(wire.Request(0, self._hello())))
+            await stream.send_all(self._dialect.request(0, self._hello(), 0.0))
             self.on_connect()
             for waiting in list(self._waiting.values()):
-                await stream.send_all(wire.encode(waiting.request))
+                await stream.send_all(waiting.frame)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send, stream)
                 await self._receive(stream)
@@ -164,7 +240,7 @@ class AgentClient:
         frames = wire.FrameBuffer()
         async for received in stream:
             for body in frames.feed(bytes(received)):
-                response = wire.decode_response(body)
+                response = self._dialect.response(body)
                 if not response.id:
                     self.on_told(response.answer)
                     continue
@@ -180,3 +256,17 @@ class AgentClient:
                 self._outbox.receive_nowait()
         except trio.WouldBlock:
             return
+
+
+class AgentClient(Line[wire.Call, wire.Answer]):
+    """The fs worker's line."""
+
+    def __init__(self, socket_path: str, hello: Callable[[], wire.Hello], *, deadline_s: float) -> None:
+        super().__init__(socket_path, hello, deadline_s=deadline_s, dialect=LAKE)
+
+
+class SamplesClient(Line[samples.Call, samples.Answer]):
+    """The line of the worker of `.jobs`."""
+
+    def __init__(self, socket_path: str, hello: Callable[[], samples.Greet], *, deadline_s: float) -> None:
+        super().__init__(socket_path, hello, deadline_s=deadline_s, dialect=SAMPLES)
