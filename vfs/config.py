@@ -199,6 +199,10 @@ class Admin(_Document, frozen=True):
     tokens: str = ""
 
 
+SAMPLES_READ_AHEAD = 4 << 20
+"""The kernel's, on samples too large to be pushed: they are read whole and in order, from a local file."""
+
+
 class Samples(_Document, frozen=True):
     """Samples of training jobs at `.jobs`. An empty table switches them on; without one there is no second mount.
 

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+JOBS = ".jobs"
+"""Name of the directory in the root of a mount that the samples of jobs are mounted on."""
 _NAME_BYTES_MAX = 64
 """The path of a socket has 107 bytes at most: this name, 31 of "/run/user/4294967294/foremount/" and 12 of "/worker.sock"."""
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:_.")

@@ -269,7 +269,7 @@ def test_stop_with_an_open_descriptor_detaches_after_the_grace(mounted: Mounted)
 @pytest.mark.parametrize("name", ["worker", "agent"])
 def test_stopped_child_does_not_keep_the_stop(mounted: Mounted, name: str) -> None:
     pid = mounted.start()
-    child = mounted.state().child(name)
+    child = mounted.state().children[name]
     os.kill(child.pid, signal.SIGSTOP)
     umount.ask_to_end(mounted.located(), 10.0)
     assert ended(pid)

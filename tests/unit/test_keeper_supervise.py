@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfs.keeper.supervise import (
-    CHILDREN,
     ENDED,
     ENDING,
+    LAKE_WITH_SAMPLES,
     SERVING,
     CloseConnection,
     Disconnected,
@@ -45,6 +45,43 @@ def serving(now: float = 0.0) -> Supervisor:
 
 def test_both_children_are_started_first() -> None:
     assert Supervisor().begin(0.0) == [Start("worker", again=False), Start("agent", again=False)]
+
+
+def test_worker_of_samples_is_started_once_the_lake_is_served_and_ready_is_told_after_it() -> None:
+    machine = Supervisor(children=LAKE_WITH_SAMPLES)
+    assert machine.begin(0.0) == [Start("worker", again=False), Start("agent", again=False)]
+    assert machine.handle(Said("worker", "ready"), 0.1) == []
+    assert machine.handle(Said("agent", "ready"), 0.2) == [Start("jobs", again=False)]
+    assert machine.handle(Said("jobs", "ready"), 0.3) == [TellReady()]
+
+
+def test_worker_that_dies_before_the_one_of_samples_is_started_holds_that_one_back() -> None:
+    machine = Supervisor(children=LAKE_WITH_SAMPLES)
+    machine.begin(0.0)
+    machine.handle(Said("worker", "ready"), 0.1)
+    assert machine.handle(Exited("worker", "killed by SIGKILL"), 0.2) == [Start("worker", again=True)]
+    assert machine.handle(Said("agent", "ready"), 0.3) == []
+    assert machine.handle(Said("worker", "ready"), 0.4) == [Start("jobs", again=False)]
+
+
+def test_samples_that_can_not_be_mounted_give_the_mount_up_with_the_reason() -> None:
+    machine = Supervisor(children=LAKE_WITH_SAMPLES)
+    machine.begin(0.0)
+    machine.handle(Said("worker", "ready"), 0.1)
+    machine.handle(Said("agent", "ready"), 0.1)
+    for moment in (0.2, 0.3):
+        assert machine.handle(Exited("jobs", "can't be mounted: x"), moment) == [Start("jobs", again=True)]
+    machine.handle(Exited("jobs", "can't be mounted: x"), 0.4)
+    assert (machine.phase, machine.reason) == (ENDING, "the worker of .jobs does not start: can't be mounted: x")
+
+
+def test_dead_worker_of_samples_is_replaced_and_nothing_else_ends() -> None:
+    machine = Supervisor(children=LAKE_WITH_SAMPLES)
+    machine.begin(0.0)
+    for name in ("worker", "agent", "jobs"):
+        machine.handle(Said(name, "ready"), 0.1)
+    assert machine.handle(Exited("jobs", "exit status 0"), 9.0) == [Start("jobs", again=True)]
+    assert machine.phase == SERVING
 
 
 def test_ready_is_told_once_when_the_last_child_serves() -> None:
@@ -338,6 +375,19 @@ def test_upgrade_is_refused_before_the_mount_serves() -> None:
     assert machine.handle(UpgradeAsked(), 0.1) == [UpgradeEnded("the mount is starting")]
 
 
+def test_upgrade_of_a_lake_with_samples_takes_both_workers_along() -> None:
+    machine = Supervisor(children=LAKE_WITH_SAMPLES)
+    machine.begin(0.0)
+    for name in ("worker", "agent", "jobs"):
+        machine.handle(Said(name, "ready"), 0.0)
+    machine.handle(UpgradeAsked(), 10.0)
+    assert machine.handle(Exited("agent", "exit status 0"), 10.0) == [Kill("worker"), Kill("jobs")]
+    assert machine.handle(Exited("worker", "killed by SIGKILL"), 10.0) == []
+    assert machine.handle(Exited("jobs", "killed by SIGKILL"), 10.0) == [
+        UseCode(new=True), Start("worker", again=True), Start("agent", again=True), Start("jobs", again=True),
+    ]  # fmt: skip
+
+
 def test_stop_during_an_upgrade_is_a_stop() -> None:
     machine = upgrading()
     assert machine.handle(StopAsked(), 10.1) == [Unmount(lazy=False)]
@@ -345,13 +395,14 @@ def test_stop_during_an_upgrade_is_a_stop() -> None:
     assert machine.handle(UnmountAnswered("done"), 10.3) == [Terminate("agent"), CloseConnection()]
 
 
+_NAMES = [child.name for child in LAKE_WITH_SAMPLES]
 _events = st.one_of(
-    st.builds(Said, st.sampled_from(CHILDREN), st.sampled_from(["ready", "beat", "failed x"])),
+    st.builds(Said, st.sampled_from(_NAMES), st.sampled_from(["ready", "beat", "failed x"])),
     st.builds(StopAsked),
     st.builds(UpgradeAsked),
-    st.builds(Tick, st.frozensets(st.sampled_from(CHILDREN))),
+    st.builds(Tick, st.frozensets(st.sampled_from(_NAMES))),
     st.builds(Disconnected),
-    st.sampled_from(["exit worker", "exit agent", "busy", "done"]),
+    st.sampled_from(["exit worker", "exit agent", "exit jobs", "busy", "done"]),
 )
 
 
@@ -360,7 +411,7 @@ _events = st.one_of(
 def test_whatever_happens_children_are_never_doubled_and_a_stop_ends_in_ten_seconds(
     history: list[tuple[object, float]],
 ) -> None:
-    machine = Supervisor(Limits())
+    machine = Supervisor(Limits(), LAKE_WITH_SAMPLES)
     now, alive, unmounting, ended = 0.0, set[str](), 0, False
 
     def enact(actions: list[object]) -> None:

@@ -68,8 +68,10 @@ def mount(
         config=config_path,
         run_dir=directory.path,
         why_no_passthrough=why_no_passthrough,
-        read_only=not any(entry.writable for entry in loaded.mounts),
+        read_only=_is_read_only(loaded),
         read_ahead_kb=int(loaded.limits.read_ahead) >> 10,
+        samples=loaded.samples is not None,
+        samples_read_ahead_kb=configuration.SAMPLES_READ_AHEAD >> 10,
         foreground=foreground,
     )
     _create(directory)
@@ -82,6 +84,12 @@ def mount(
         output.print_json({"mountpoint": settled, "pid": pid, "run_dir": directory.path})
     else:
         click.echo(f"mounted {config} on {settled}")
+
+
+def _is_read_only(loaded: Config) -> bool:
+    """Return whether to mount the lake so. fusermount3 mounts on nothing that lies on a read-only file system."""
+    beneath_as_user = loaded.samples is not None and os.geteuid() != 0
+    return not beneath_as_user and not any(entry.writable for entry in loaded.mounts)
 
 
 def check_places(loaded: Config, config_path: str, mountpoint: str, directory: RunDir) -> None:
@@ -220,7 +228,7 @@ def _end(keeper: subprocess.Popen[bytes]) -> None:
 
 
 def _logs(directory: RunDir) -> list[tuple[str, str]]:
-    programs = ("keeper", "worker", "agent")
+    programs = ("keeper", "worker", "agent", "jobs")
     return [(path, path) for program in programs for path in (directory.log(program), directory.stderr(program))]
 
 

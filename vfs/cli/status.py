@@ -22,6 +22,7 @@ from vfs.keeper import mountinfo, procfs, state
 from vfs.keeper.mountinfo import FS_TYPE, MountEntry
 from vfs.keeper.procfs import ProcessFacts
 from vfs.keeper.state import KeeperState
+from vfs.keeper.supervise import Child
 from vfs.units import format_size
 
 AGENT_S = 1.0
@@ -31,7 +32,7 @@ RUNNING, STOPPED, GONE, ZOMBIE, DEBUGGED = "running", "stopped", "gone", "zombie
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One of the three.
+    """One of ours.
 
     Attributes:
         state: "running", "stopped" (SIGSTOP), "debugged", "zombie" or "gone".
@@ -99,11 +100,8 @@ def observe(located: Located) -> MountStatus:
     held = located.state
     if held is None:
         return _without_keeper(located, entry)
-    processes = {
-        "keeper": _look(held.pid, held.starttime),
-        "worker": _look_child(held, "worker"),
-        "agent": _look_child(held, "agent"),
-    }
+    processes = {"keeper": _look(held.pid, held.starttime)}
+    processes |= {name: _look_child(child) for name, child in held.children.items()}
     agent_says, agent_trouble = _ask_agent(located, processes["agent"])
     mounted = entry is not None and entry.fs_type == FS_TYPE and entry.minor == held.connection
     troubles = diagnose(held, processes, mounted=mounted, agent_trouble=agent_trouble)
@@ -141,17 +139,18 @@ def diagnose(
         return [Trouble(what, f"{again} detaches what is dead and mounts anew")]
     troubles = []
     for name, process in processes.items():
+        title = Child(name).title
         if process.state in (STOPPED, DEBUGGED):
             effect = _EFFECT_OF_STOP[name]
-            troubles.append(Trouble(f"the {name} is stopped: {effect}", f"kill -CONT {process.pid}, or {force}"))
+            troubles.append(Trouble(f"the {title} is stopped: {effect}", f"kill -CONT {process.pid}, or {force}"))
         elif process.state in (GONE, ZOMBIE) and held.phase == state.SERVING:
             after = f" ({process.last_exit})" if process.last_exit else ""
             troubles.append(
-                Trouble(f"the {name} has ended{after} and is being started again", f"see {name}.log and {name}.err")
+                Trouble(f"the {title} has ended{after} and is being started again", f"see {name}.log and {name}.err")
             )
         elif not process.ready and held.phase == state.SERVING:
             after = f" ({process.last_exit})" if process.last_exit else ""
-            troubles.append(Trouble(f"the {name} is starting again{after}", f"if this stays, see {name}.log and {name}.err"))
+            troubles.append(Trouble(f"the {title} is starting again{after}", f"if this stays, see {name}.log and {name}.err"))
     if held.phase == state.SERVING and not mounted:
         troubles.append(
             Trouble(f"it is no longer mounted at {held.mountpoint} here: detached, or another mount namespace", force)
@@ -166,6 +165,7 @@ _EFFECT_OF_STOP = {
     "keeper": "nothing restarts what dies",
     "worker": "every access waits",
     "agent": "local and cached reads go on, the rest waits",
+    "jobs": "samples that are in the page cache can be read, the rest of .jobs waits",
 }
 _ADVICE_ON_AGENT = "wait, or kill -9 {pid}: the keeper starts another and no reader notices"
 
@@ -197,8 +197,7 @@ def _look(pid: int, starttime: int) -> Process:
     return Process(pid, _state_word(facts))
 
 
-def _look_child(held: KeeperState, name: str) -> Process:
-    child = held.child(name)
+def _look_child(child: state.ChildState) -> Process:
     return msgspec.structs.replace(
         _look(child.pid, child.starttime), ready=child.ready, restarts=child.restarts, last_exit=child.last_exit
     )
@@ -224,7 +223,7 @@ def _describe(found: MountStatus) -> list[str]:
     lines = [f"{found.mountpoint}: {found.verdict}"]
     for trouble in found.troubles:
         lines += [f"  ! {trouble.what}", f"    -> {trouble.advice}"]
-    rows = [(name, _process_words(process)) for name, process in found.processes.items()]
+    rows = [(Child(name).title, _process_words(process)) for name, process in found.processes.items()]
     if found.config:
         rows.append(("config", found.config))
         rows.append(("passthrough", "on" if found.passthrough else f"off: {found.why_no_passthrough}"))

@@ -20,7 +20,7 @@ KILL_S = 2.0
 
 @click.command()
 @click.argument("mountpoint")
-@click.option("--force", is_flag=True, help="Detach, abort waiting callers and kill the three processes.")
+@click.option("--force", is_flag=True, help="Detach, abort waiting callers and kill the processes.")
 @click.option("--timeout", "timeout_s", default=15.0, show_default=True, help="Seconds that the keeper has to end.")
 @output.json_option
 def umount(mountpoint: str, force: bool, timeout_s: float, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def ask_to_end(located: Located, timeout_s: float) -> str:
 
 
 def force_end(located: Located) -> str:
-    """Detach, abort the connection and kill the recorded processes, in bounded time; return how it went.
+    """Detach, abort the connections and kill the recorded processes, in bounded time; return how it went.
 
     Raises:
         NotFound: nothing of ours is mounted there and no process of it lives.
@@ -77,8 +77,8 @@ def force_end(located: Located) -> str:
         raise NotFound(located.mountpoint, "no foremount is mounted there")
     if entry is not None:
         _unmount_lazily(located.mountpoint)
-    connection = entry.minor if entry is not None else held.connection if held is not None else 0
-    if connection:
+    connections = {entry.minor} if entry is not None else set()
+    for connection in connections.union(held.connections if held is not None else ()):
         mounting.abort_connection(connection)
     for pid, starttime in alive:
         procfs.signal_same(pid, starttime, signal.SIGKILL)
@@ -92,7 +92,7 @@ def _alive(held: KeeperState | None) -> list[tuple[int, int]]:
     """Return (pid, starttime) of the recorded processes that live; the keeper first, so that it restarts nothing."""
     if held is None:
         return []
-    recorded = [(held.pid, held.starttime), *((child.pid, child.starttime) for child in (held.worker, held.agent))]
+    recorded = [(held.pid, held.starttime), *((child.pid, child.starttime) for child in held.children.values())]
     return [(pid, starttime) for pid, starttime in recorded if pid and procfs.is_same(pid, starttime)]
 
 

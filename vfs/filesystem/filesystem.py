@@ -31,6 +31,7 @@ from vfs.filesystem.intents import Intents
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.merged import MergedDirectory
 from vfs.filesystem.openfiles import Opener, OpenFiles
+from vfs.filesystem.place import PlaceTree
 from vfs.filesystem.request import is_resent
 from vfs.filesystem.tree import (
     DIRECTORY_MODE,
@@ -171,7 +172,7 @@ class FileSystem:
     async def _mount_node(self, path: LakePath) -> tuple[Node, float]:
         """Return the attributes of a directory of the mount table: the origin's own where there is one on this host."""
         tree = self._tree(path)
-        if is_writable(tree) or isinstance(tree, LocalTree):
+        if is_writable(tree) or isinstance(tree, LocalTree | PlaceTree):
             try:
                 node = await tree.lookup(path)
                 return node, node.ttl_s

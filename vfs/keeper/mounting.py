@@ -14,6 +14,7 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from vfs.keeper import init_codec, mountinfo, procfs, state
@@ -47,7 +48,7 @@ class Connection:
     """A mounted connection whose INIT is answered.
 
     Attributes:
-        fd: of /dev/fuse; the only one of this process.
+        fd: of /dev/fuse; the only one of this process for it.
         number: the device's minor, which names the connection in fusectl and sysfs.
     """
 
@@ -81,6 +82,27 @@ def open_connection(mountpoint: str, *, why_no_passthrough: str, read_only: bool
         os.close(fd)
         raise
     return Connection(fd, entry.minor, agreed)
+
+
+def open_beneath(mountpoint: str, place: str, ours: Collection[int]) -> Connection:
+    """Mount at a directory that the file system at `mountpoint` shows, read-only, and answer the kernel's INIT.
+
+    Blocks until that file system has been asked for the directory. A dead connection of ours that is still mounted there is
+    detached first.
+
+    Args:
+        ours: numbers of the connections that the keeper has made.
+    Raises:
+        CantMount: with reason and hint; nothing stays mounted.
+    """
+    above = mountinfo.on_top(mountinfo.read(), mountpoint)
+    if above is None or above.minor not in ours:  # then `place` is somewhere else
+        raise CantMount(f"{mountpoint} is not mounted any more")
+    while (entry := mountinfo.on_top(mountinfo.read(), place)) is not None:
+        if entry.fs_type != FS_TYPE or entry.minor not in ours:
+            raise CantMount(f"{entry.source} ({entry.fs_type}) is mounted on {place}", "unmount it")
+        unmount(place, lazy=True)
+    return open_connection(place, why_no_passthrough="samples are read without OPEN", read_only=True)
 
 
 def host_against_passthrough() -> str:
@@ -309,7 +331,7 @@ def _unmount_as_user(mountpoint: str, *, lazy: bool) -> str:
 
 def _kill_orphans(recorded: state.KeeperState) -> None:
     """End children that outlived their keeper; PR_SET_PDEATHSIG has done so unless they had not come to set it."""
-    for child in (recorded.worker, recorded.agent):
+    for child in recorded.children.values():
         if child.pid and procfs.signal_same(child.pid, child.starttime, 9):
             procfs.wait_gone(child.pid, child.starttime, 2.0)
 

@@ -4,11 +4,15 @@ Flow: `run` clears the way, mounts, answers INIT, then turns the loop: signals a
 `supervise.Supervisor`, its actions are carried out here. Unmounting has a thread of its own, for the call can block as
 long as a server that hangs. The descriptor of the connection is looked at once a second and not waited for: the kernel
 would wake this process at each request.
+
+A child that serves a mount beneath the mount point is mounted for in a thread, too: the kernel first has the worker look
+the directory up. When its connection has ended, by whatever hand, the child ends, and it is mounted anew for the next one.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -17,12 +21,12 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from vfs import rundir
 from vfs.keeper import code, mountinfo, mounting, notify, procfs, report, state, supervise
-from vfs.keeper.supervise import CHILDREN
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,11 @@ _STATE_PHASE = {
     supervise.ENDING: state.STOPPING,
     supervise.ENDED: state.STOPPING,
 }
+
+
+_PROGRAMS = {"worker": "vfs.kernel", "agent": "vfs.agent", "jobs": "vfs.kernel.jobs"}
+_BENEATH = {"worker": "", "jobs": rundir.JOBS}
+"""Where below the mount point each child that serves one is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,8 @@ class Options:
         foreground: log to standard error too.
         read_only: nothing below can be written. The kernel then also keeps attributes over a read, which it otherwise
             asks for again because of the access time.
+        samples: mount `.jobs` beneath, with a worker of its own.
+        samples_read_ahead_kb: as `read_ahead_kb`, for that mount.
         commands: how the children are started, for tests of the keeper alone; {} for the real ones.
         limits: overrides of `supervise.Limits` by name.
     """
@@ -62,6 +73,8 @@ class Options:
     ready_fd: int = -1
     foreground: bool = False
     read_only: bool = False
+    samples: bool = False
+    samples_read_ahead_kb: int = 0
     commands: dict[str, list[str]] | None = None
     limits: dict[str, float] | None = None
 
@@ -87,13 +100,21 @@ class _Child:
     silent: bool = False
 
 
+@dataclass(slots=True)
+class _Served:
+    """A connection; `by_workers` counts those that were started for it: the first finds nothing that was begun."""
+
+    connection: mounting.Connection
+    by_workers: int = 0
+
+
 class Keeper:
     """One mount from its start to its end.
 
     Attributes:
         state: as last written to the state file.
-        children: those that have not been collected; a subset of CHILDREN.
-        connection: None before the mount and after `CloseConnection`.
+        children: those that have not been collected.
+        connections: by the child that serves each; without "worker" before the mount and after `CloseConnection`.
         code: what children are started from.
         wanted: the upgrade under way; None where there is none.
     """
@@ -101,7 +122,8 @@ class Keeper:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.rundir = rundir.RunDir(options.run_dir)
-        self.supervisor = supervise.Supervisor(supervise.Limits(**(options.limits or {})))  # type: ignore[arg-type]
+        kept = supervise.LAKE_WITH_SAMPLES if options.samples else supervise.LAKE
+        self.supervisor = supervise.Supervisor(supervise.Limits(**(options.limits or {})), kept)  # type: ignore[arg-type]
         own = procfs.look(os.getpid())
         assert own is not None, "a process finds itself in /proc"
         self.code = code.own()
@@ -116,11 +138,10 @@ class Keeper:
             python=self.code.python,
         )
         self.children: dict[str, _Child] = {}
-        self.connection: mounting.Connection | None = None
-        self.negotiated = ""
+        self.connections: dict[str, _Served] = {}
         self.ended: supervise.End | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._results: list[str] = []
+        self._posted: list[Callable[[], None]] = []
 
     def run(self) -> int:
         """Serve until asked to stop, unmounted or given up; return the exit status."""
@@ -149,9 +170,8 @@ class Keeper:
         connection = mounting.open_connection(
             self.options.mountpoint, why_no_passthrough=why_not, read_only=self.options.read_only
         )
-        assert mounting.fuse_descriptors() == [connection.fd], "a second /dev/fuse descriptor would outlive the mount"
-        self.connection = connection
-        self.negotiated = connection.agreed.to_text()
+        assert mounting.fuse_descriptors() == [connection.fd], "another /dev/fuse descriptor would outlive the mount"
+        self.connections["worker"] = _Served(connection)
         read_ahead_kb, why_no_read_ahead = 0, ""
         if self.options.read_ahead_kb:
             read_ahead_kb, why_no_read_ahead = mounting.raise_read_ahead(connection.number, self.options.read_ahead_kb)
@@ -221,9 +241,9 @@ class Keeper:
         self._collect()
         for number in self._signals():
             self._on_signal(number)
-        while self._results:
-            self._feed(supervise.UnmountAnswered(self._results.pop(0)))
-        if self.connection is not None and not mounting.is_connected(self.connection.fd):
+        while self._posted:
+            self._posted.pop(0)()
+        if "worker" in self.connections and not self._is_connected("worker"):
             self._feed(supervise.Disconnected())
         self._feed(supervise.Tick(self._stopped_children()))
         notify.notify("WATCHDOG=1")
@@ -249,7 +269,8 @@ class Keeper:
                 case supervise.Unmount():
                     threading.Thread(target=self._unmount, args=(action.lazy,), name="unmount", daemon=True).start()
                 case supervise.CloseConnection():
-                    self._close_connection()
+                    for name in list(self.connections):
+                        os.close(self.connections.pop(name).connection.fd)
                 case supervise.UseCode():
                     self._use_code(new=action.new)
                 case supervise.UpgradeEnded():
@@ -264,10 +285,16 @@ class Keeper:
     # -- actions
 
     def _start(self, action: supervise.Start) -> None:
+        if action.child in _BENEATH and not self._is_connected(action.child):
+            threading.Thread(target=self._mount_beneath, args=(action.child,), name="mount", daemon=True).start()
+        else:
+            self._spawn(action.child)
+
+    def _spawn(self, name: str) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        command, inherited = self._command(action, writing)
+        command, inherited = self._command(name, writing)
         try:
-            with _fresh_log(self.rundir.stderr(action.child)) as stderr:
+            with _fresh_log(self.rundir.stderr(name)) as stderr:
                 popen = subprocess.Popen(
                     command,
                     pass_fds=inherited,
@@ -279,32 +306,61 @@ class Keeper:
                 )
         except OSError as exc:
             os.close(reading)
-            self._feed(supervise.Exited(action.child, f"can't be started: {exc.strerror}"))
+            self._feed(supervise.Exited(name, f"can't be started: {exc.strerror}"))
             return
         finally:
             os.close(writing)
-        self.children[action.child] = _Child(popen, reading)
-        log.info("started the %s, process %d", action.child, popen.pid)
+        self.children[name] = _Child(popen, reading)
+        log.info("started the %s, process %d", supervise.Child(name).title, popen.pid)
 
-    def _command(self, action: supervise.Start, status_fd: int) -> tuple[list[str], list[int]]:
+    def _command(self, name: str, status_fd: int) -> tuple[list[str], list[int]]:
         """Return the command line and the descriptors that go along."""
-        module = {"worker": "vfs.kernel", "agent": "vfs.agent"}[action.child]
-        base = (self.options.commands or {}).get(action.child) or self.code.command(module)
+        base = (self.options.commands or {}).get(name) or self.code.command(_PROGRAMS[name])
         common = ["--status-fd", str(status_fd), "--parent-pid", str(os.getpid())]
         common += ["--run-dir", self.rundir.path, "--config", self.options.config]
-        if action.child == "agent":
+        if name not in _BENEATH:
             return [*base, *common], [status_fd]
-        assert self.connection is not None, "a worker is started on a live connection"
-        fuse = [
-            "--fuse-fd",
-            str(self.connection.fd),
-            "--mountpoint",
-            self.options.mountpoint,
-            "--negotiated",
-            self.negotiated,
-        ]
-        resend = ["--resend"] if action.again else []  # a kernel without resend still knows our inodes
-        return [*base, *fuse, *common, *resend], [status_fd, self.connection.fd]
+        served = self.connections[name]
+        fd, negotiated = served.connection.fd, served.connection.agreed.to_text()
+        fuse = ["--fuse-fd", str(fd), "--mountpoint", self._place(name), "--negotiated", negotiated]
+        resend = ["--resend"] if served.by_workers else []  # a kernel without resend still knows our inodes
+        served.by_workers += 1
+        return [*base, *fuse, *common, *resend], [status_fd, fd]
+
+    def _place(self, name: str) -> str:
+        """Return where a child's mount is."""
+        return os.path.join(self.options.mountpoint, _BENEATH[name]).rstrip("/")
+
+    def _is_connected(self, name: str) -> bool:
+        served = self.connections.get(name)
+        return served is not None and mounting.is_connected(served.connection.fd)
+
+    def _mount_beneath(self, name: str) -> None:
+        """In a thread: mount for a child and wake the loop with the result."""
+        made: mounting.Connection | str
+        try:
+            made = mounting.open_beneath(self.options.mountpoint, self._place(name), self.state.connections)
+        except mounting.CantMount as exc:
+            made = str(exc)
+        self._post(functools.partial(self._mounted_beneath, name, made))
+
+    def _mounted_beneath(self, name: str, made: mounting.Connection | str) -> None:
+        if isinstance(made, str):
+            self._feed(supervise.Exited(name, f"can't be mounted: {made}"))
+            return
+        if self.supervisor.phase not in (supervise.STARTING, supervise.SERVING):  # asked to stop meanwhile
+            mounting.abort_connection(made.number)
+            os.close(made.fd)
+            self._feed(supervise.Exited(name, "not needed any more"))
+            return
+        if name in self.connections:  # the one that has ended
+            os.close(self.connections[name].connection.fd)
+        self.connections[name] = _Served(made)
+        if self.options.samples_read_ahead_kb:
+            mounting.raise_read_ahead(made.number, self.options.samples_read_ahead_kb)
+        self.state = replace(self.state, jobs_connection=made.number)
+        log.info("mounted on %s, connection %d", self._place(name), made.number)
+        self._spawn(name)
 
     def _use_code(self, *, new: bool) -> None:
         assert self.wanted is not None, "code changes with an upgrade only"
@@ -342,22 +398,27 @@ class Keeper:
             child.popen.send_signal(number)  # not collected yet, so the pid is still its own
 
     def _unmount(self, lazy: bool) -> None:
-        """In a thread: unmount and wake the loop with the result."""
-        entry = mountinfo.on_top(mountinfo.read(), self.options.mountpoint)
+        """In a thread: unmount what is beneath first, and wake the loop with the result."""
+        beneath = [] if lazy else [(rundir.JOBS, self.state.jobs_connection)]  # lazily all of it goes at once
+        result = "gone"
         try:
-            # what others have mounted there since is not ours to take away
-            ours = entry is not None and entry.minor == self.state.connection and entry.fs_type == mountinfo.FS_TYPE
-            result = mounting.unmount(self.options.mountpoint, lazy=lazy) if ours else "gone"
+            for below, number in [*beneath, ("", self.state.connection)]:
+                place = os.path.join(self.options.mountpoint, below).rstrip("/")
+                entry = mountinfo.on_top(mountinfo.read(), place)
+                # what others have mounted there since is not ours to take away
+                ours = entry is not None and entry.minor == number and entry.fs_type == mountinfo.FS_TYPE
+                result = mounting.unmount(place, lazy=lazy) if ours else "gone"
+                if result == "busy":
+                    break
         except mounting.CantMount as exc:
             result = str(exc)
         log.info("umount%s: %s", " -l" if lazy else "", result)
-        self._results.append(result)
-        os.write(self._wake_write, b"\0")
+        self._post(lambda: self._feed(supervise.UnmountAnswered(result)))
 
-    def _close_connection(self) -> None:
-        if self.connection is not None:
-            os.close(self.connection.fd)
-            self.connection = None
+    def _post(self, work: Callable[[], None]) -> None:
+        """Have the loop do this; from a thread."""
+        self._posted.append(work)
+        os.write(self._wake_write, b"\0")
 
     # -- events
 
@@ -383,9 +444,8 @@ class Keeper:
             del self.children[name]
             why = describe_exit(status)
             expected = status == 0 or self.supervisor.phase in (supervise.UNMOUNTING, supervise.ENDING)
-            log.log(logging.INFO if expected else logging.WARNING, "the %s ended: %s", name, why)
-            connected = self.connection is not None and mounting.is_connected(self.connection.fd)
-            self._feed(supervise.Exited(name, why, connected))
+            log.log(logging.INFO if expected else logging.WARNING, "the %s ended: %s", supervise.Child(name).title, why)
+            self._feed(supervise.Exited(name, why, self._is_connected("worker")))
 
     def _signals(self) -> list[int]:
         try:
@@ -398,7 +458,7 @@ class Keeper:
             log.info("got %s", signal.Signals(number).name)
             self._feed(supervise.StopAsked())
         elif number == signal.SIGUSR1:
-            for name in CHILDREN:
+            for name in self.supervisor.lives:
                 self._signal(name, signal.SIGUSR1)
         elif number == signal.SIGHUP:
             self._signal("agent", signal.SIGHUP)
@@ -412,7 +472,7 @@ class Keeper:
     def _save(self) -> None:
         """Write the state file where anything has changed."""
         fresh = replace(self.state, phase=_STATE_PHASE[self.supervisor.phase], reason=self.supervisor.reason)
-        for name in CHILDREN:
+        for name in self.supervisor.lives:
             fresh = fresh.with_child(name, self._child_state(name))
         if fresh != self.state or not os.path.exists(self.rundir.state):
             self.state = fresh
@@ -422,8 +482,8 @@ class Keeper:
         life = self.supervisor.lives[name]
         child = self.children.get(name)
         pid = child.popen.pid if child else 0
-        known = self.state.child(name)
-        starttime = known.starttime if known.pid == pid else 0
+        known = self.state.children.get(name)
+        starttime = known.starttime if known is not None and known.pid == pid else 0
         if pid and not starttime and (facts := procfs.look(pid)):
             starttime = facts.starttime
         return state.ChildState(pid, starttime, life.ready, life.restarts, life.last_exit)

@@ -65,6 +65,8 @@ class KeeperState:
         flags: what INIT agreed on, 64 bits.
         why_no_passthrough: "" with passthrough.
         read_ahead_kb: in force, 0 where it could not be read.
+        jobs: of the worker of `.jobs`; None without samples.
+        jobs_connection: as `connection`, of `.jobs`.
         since: seconds after the epoch at which the keeper started.
         reason: why the phase is "failed" or "stopping".
         version, python: of what the worker and the agent are started from.
@@ -84,6 +86,8 @@ class KeeperState:
     why_no_read_ahead: str = ""
     worker: ChildState = ChildState()
     agent: ChildState = ChildState()
+    jobs: ChildState | None = None
+    jobs_connection: int = 0
     since: float = 0.0
     reason: str = ""
     version: str = ""
@@ -94,11 +98,18 @@ class KeeperState:
 
     def with_child(self, name: str, child: ChildState) -> KeeperState:
         """Return the state with this child's part replaced."""
-        return replace(self, worker=child) if name == "worker" else replace(self, agent=child)
+        return replace(self, **{name: child})  # type: ignore[arg-type]  # the names of children are fields
 
-    def child(self, name: str) -> ChildState:
-        """Return the part of "worker" or "agent"."""
-        return self.worker if name == "worker" else self.agent
+    @property
+    def children(self) -> dict[str, ChildState]:
+        """Return the parts by child, in the order in which they are started."""
+        jobs = {} if self.jobs is None else {"jobs": self.jobs}
+        return {"worker": self.worker, "agent": self.agent, **jobs}
+
+    @property
+    def connections(self) -> list[int]:
+        """Return the numbers of the FUSE connections that were made."""
+        return [number for number in (self.connection, self.jobs_connection) if number]
 
 
 def new(*, pid: int, starttime: int, mountpoint: str, config: str, version: str = "", python: str = "") -> KeeperState:
@@ -126,9 +137,11 @@ def decode(text: str) -> KeeperState:
         document: dict[str, Any] = json.loads(text)
         if document.get("format") != FORMAT_VERSION:
             raise BrokenState(f"has format {document.get('format')}, this version reads {FORMAT_VERSION}")
-        parts = {"worker": ChildState, "agent": ChildState, "upgrade": Upgrade}
-        nested = {name: kind(**_known(kind, document.pop(name, {}))) for name, kind in parts.items()}
-        return KeeperState(**nested, **_known(KeeperState, document))
+        parts = {"worker": ChildState, "agent": ChildState, "jobs": ChildState, "upgrade": Upgrade}
+        nested = {
+            name: kind(**_known(kind, document[name])) for name, kind in parts.items() if document.get(name) is not None
+        }
+        return KeeperState(**_known(KeeperState, document) | nested)
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise BrokenState(f"holds no keeper state: {exc}") from exc
 

@@ -5,10 +5,10 @@ Pure: no I/O, no clock. `vfs/keeper/service.py` carries the actions out and repo
 A stop goes starting or serving -> unmounting (while others hold files open, up to a grace) -> ending (children end, are
 killed at a bound) -> ended. Nothing that happens can make it longer than `Limits.stop_total_s`.
 
-An upgrade of the code happens while serving (docs/adr/0015): the agent ends, then the worker is killed, then both are
-started from the new installation. If either ends or is late before both have proven themselves, both are killed and
-started from the old one. Versions never meet: no child of one runs beside a child of the other, but for an old worker
-without an agent.
+An upgrade of the code happens while serving (docs/adr/0015): the agent ends, then the workers are killed, then all are
+started from the new installation. If one ends or is late before all have proven themselves, all are killed and started
+from the old one. Versions never meet: no child of one runs beside a child of the other, but for old workers without an
+agent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 STARTING, SERVING, UNMOUNTING, ENDING, ENDED = "starting", "serving", "unmounting", "ending", "ended"
-CHILDREN = ("worker", "agent")
 LEAVING, TRIAL, RETURNING = "leaving", "trial", "returning"
 """Steps of an upgrade: the old children end; the new ones prove themselves; the new ones end because they have not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that is kept running.
+
+    Attributes:
+        after: those that have to serve before it is started for the first time.
+    """
+
+    name: str
+    after: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return what people call it."""
+        return {"jobs": "worker of .jobs"}.get(self.name, self.name)
+
+
+WORKER, AGENT = Child("worker"), Child("agent")
+JOBS = Child("jobs", after=("worker", "agent"))
+"""Serves `.jobs`: its mount point is a directory that the worker shows, its answers are the agent's."""
+LAKE = (WORKER, AGENT)
+LAKE_WITH_SAMPLES = (WORKER, AGENT, JOBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +234,9 @@ class Supervisor:
     """The state machine. Feed events in the order in which they happened; `now` never goes back.
 
     Attributes:
+        children: in the order in which they are started.
         phase: see the module.
+        lives: by child.
         reason: why it stops, "" before.
         exit_status: of the keeper, once it stops.
         stop_at: time of the first reason to stop.
@@ -224,8 +249,9 @@ class Supervisor:
     """
 
     limits: Limits = field(default_factory=Limits)
+    children: tuple[Child, ...] = LAKE
     phase: str = STARTING
-    lives: dict[str, Life] = field(default_factory=lambda: {name: Life() for name in CHILDREN})
+    lives: dict[str, Life] = field(init=False)
     reason: str = ""
     exit_status: int = 0
     stop_at: float = 0.0
@@ -237,10 +263,13 @@ class Supervisor:
     upgrade_at: float = 0.0
     why_returning: str = ""
 
+    def __post_init__(self) -> None:
+        self.lives = {child.name: Life() for child in self.children}
+
     def begin(self, now: float) -> list[Action]:
         """Return the first actions."""
         self.ticked_at = now
-        return [self._start(name, now) for name in self.lives]
+        return self._first_starts(now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Return what to do about the event."""
@@ -288,6 +317,8 @@ class Supervisor:
             life.ready_at = now
             if all(other.ready for other in self.lives.values()):
                 return self._on_all_ready()
+            if self.phase == STARTING:
+                return self._first_starts(now)
         return []
 
     def _on_all_ready(self) -> list[Action]:
@@ -315,7 +346,7 @@ class Supervisor:
         if self.upgrade:
             return self._on_exited_in_upgrade(event.child, now)
         if not life.has_served and life.bad_lives >= self.limits.failed_starts_max:
-            return self._give_up(f"the {event.child} does not start: {life.last_exit}", now)
+            return self._give_up(f"the {Child(event.child).title} does not start: {life.last_exit}", now)
         pause = self._pause_s(life)
         if pause == 0:
             return [self._start(event.child, now)]
@@ -376,14 +407,15 @@ class Supervisor:
             life.restart_at = None
         if self.lives["agent"].alive:  # the worker goes on with what is here until the agent has ended
             return [Terminate("agent", succeeded=True)]
-        return self._leave_worker(now)
+        return self._leave_workers(now)
 
-    def _leave_worker(self, now: float) -> list[Action]:
-        worker = self.lives["worker"]
-        if not worker.alive:
+    def _leave_workers(self, now: float) -> list[Action]:
+        doomed = [name for name, life in self.lives.items() if life.alive]
+        if not doomed:
             return self._begin_trial(now)
-        worker.doom = "killed for the upgrade"  # what it has taken and not answered, its successor is asked again
-        return [Kill("worker")]
+        for name in doomed:  # what they have taken and not answered, their successors are asked again
+            self.lives[name].doom = "killed for the upgrade"
+        return [Kill(name) for name in doomed]
 
     def _begin_trial(self, now: float) -> list[Action]:
         self.upgrade, self.upgrade_at = TRIAL, now
@@ -391,13 +423,13 @@ class Supervisor:
 
     def _on_exited_in_upgrade(self, child: str, now: float) -> list[Action]:
         if self.upgrade == LEAVING:
-            return self._leave_worker(now) if child == "agent" else self._begin_trial_if_alone(now)
+            return self._leave_workers(now) if child == "agent" else self._begin_trial_if_alone(now)
         if self.upgrade == TRIAL:
-            return self._return(f"the new {child} ended: {self.lives[child].last_exit}", now)
+            return self._return(f"the new {Child(child).title} ended: {self.lives[child].last_exit}", now)
         return self._start_old_if_alone(now)
 
     def _begin_trial_if_alone(self, now: float) -> list[Action]:
-        """Go on when the worker has ended; it may do so by itself before the agent has."""
+        """Go on when the workers have ended; they may do so by themselves before the agent has."""
         return [] if self._anyone_alive() else self._begin_trial(now)
 
     def _return(self, why: str, now: float) -> list[Action]:
@@ -438,7 +470,9 @@ class Supervisor:
                 return [UpgradeEnded("")]
             if now - self.upgrade_at >= self.limits.trial_start_s:
                 late_ones = [name for name, life in lives.items() if not life.ready]
-                return self._return(f"the new {late_ones[0]} is not ready after {self.limits.trial_start_s:.0f} s", now)
+                return self._return(
+                    f"the new {Child(late_ones[0]).title} is not ready after {self.limits.trial_start_s:.0f} s", now
+                )
         return []
 
     # -- parts of a tick
@@ -485,6 +519,14 @@ class Supervisor:
         return [Kill(name) for name in doomed]
 
     # -- steps
+
+    def _first_starts(self, now: float) -> list[Action]:
+        """Start the children that have not been and that wait for nobody any more."""
+        due = [child.name for child in self.children if not self.lives[child.name].starts and self._may_start(child)]
+        return [self._start(name, now) for name in due]
+
+    def _may_start(self, child: Child) -> bool:
+        return all(self.lives[name].ready for name in child.after)
 
     def _start(self, name: str, now: float) -> Start:
         life = self.lives[name]

@@ -5,7 +5,6 @@ Tasks of the one trio loop: the kernel's requests (pyfuse3), the line to the age
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import logging
@@ -19,7 +18,6 @@ from vfs.kernel.passthrough import KernelPassthrough, load_shim
 
 _shim = load_shim()  # before anything imports pyfuse3
 
-import pyfuse3  # noqa: E402
 import trio  # noqa: E402
 
 from vfs import config, wire  # noqa: E402
@@ -31,6 +29,7 @@ from vfs.filesystem.expected import Expected  # noqa: E402
 from vfs.filesystem.filesystem import FileSystem  # noqa: E402
 from vfs.filesystem.local import LocalTree  # noqa: E402
 from vfs.filesystem.openfiles import OpenFiles  # noqa: E402
+from vfs.filesystem.place import PlaceTree  # noqa: E402
 from vfs.filesystem.reads import ReadReports  # noqa: E402
 from vfs.filesystem.remote import OpenObjects, RemoteTree  # noqa: E402
 from vfs.filesystem.staged import StagedTree  # noqa: E402
@@ -40,7 +39,8 @@ from vfs.keeper.init_codec import Negotiated  # noqa: E402
 from vfs.keeper.report import StatusPipe  # noqa: E402
 from vfs.kernel import guard  # noqa: E402
 from vfs.kernel.account import Account  # noqa: E402
-from vfs.kernel.attach import attach, serve  # noqa: E402
+from vfs.kernel.arguments import Arguments, parse  # noqa: E402
+from vfs.kernel.attach import attach, end_on_sigterm, serve  # noqa: E402
 from vfs.kernel.expire import can_expire, concerns_names, expire  # noqa: E402
 from vfs.kernel.operations import Operations  # noqa: E402
 from vfs.kernel.push import PageCache  # noqa: E402
@@ -50,7 +50,7 @@ from vfs.model import LakePath  # noqa: E402
 from vfs.namespace.catalog import Catalog  # noqa: E402
 from vfs.namespace.inodes import InodeTable  # noqa: E402
 from vfs.namespace.journal import JournalWriter  # noqa: E402
-from vfs.namespace.mounts import build_mount_table  # noqa: E402
+from vfs.namespace.mounts import JOBS_PREFIX, build_mount_table  # noqa: E402
 from vfs.policy.inforce import InForce, open_store  # noqa: E402
 from vfs.rundir import RunDir  # noqa: E402
 
@@ -66,7 +66,7 @@ _SWITCH_S = 0.0005
 
 def main() -> int:
     """Serve until the connection ends or SIGTERM comes; return the exit status."""
-    args = _parse(sys.argv[1:])
+    args = parse("vfs.kernel", sys.argv[1:])
     die_with_parent(args.parent_pid)
     rundir, status = RunDir(args.run_dir), StatusPipe(args.status_fd)
     log_to(rundir.log("worker"), os.environ.get("FOREMOUNT_LOG", "INFO"))
@@ -82,23 +82,10 @@ def main() -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("vfs.kernel")
-    parser.add_argument("--fuse-fd", type=int, required=True)
-    parser.add_argument("--status-fd", type=int, required=True)
-    parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--mountpoint", required=True)
-    parser.add_argument("--negotiated", required=True)
-    parser.add_argument("--resend", action="store_true")
-    return parser.parse_args(argv)
-
-
 class _Worker:
     """Builds the rooms and runs the tasks. Teardown is the reverse of construction."""
 
-    def __init__(self, args: argparse.Namespace, rundir: RunDir, status: StatusPipe) -> None:
+    def __init__(self, args: Arguments, rundir: RunDir, status: StatusPipe) -> None:
         self._args = args
         self._rundir = rundir
         self._status = status
@@ -133,6 +120,9 @@ class _Worker:
             for point in mounts.points:
                 if point.local_root is not None:
                     trees[point.prefix] = LocalTree(point, policy)
+                    continue
+                if point.prefix == JOBS_PREFIX:
+                    trees[point.prefix] = PlaceTree(point.prefix, owner, clock.wall_ns())
                     continue
                 remote = RemoteTree(
                     point,
@@ -192,7 +182,7 @@ class _Worker:
             await attach(operations, self._args.fuse_fd, self._negotiated, resend=self._args.resend)
             nursery.start_soon(self._beat, filesystem, account)
             nursery.start_soon(self._follow_policies, filesystem.inodes)
-            nursery.start_soon(_end_on_sigterm)
+            nursery.start_soon(end_on_sigterm)
             self._status.ready()
             log.info("serving, passthrough: %s", self._passthrough.why_not or "in force")
             await serve()
@@ -233,12 +223,6 @@ class _Worker:
             if not mark:
                 break
         log.info("%s names of the kernel expired", held)
-
-
-async def _end_on_sigterm() -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-        async for _ in received:
-            pyfuse3.terminate()
 
 
 def _raise_descriptor_limit() -> int:

@@ -1,6 +1,7 @@
 /* Lets pyfuse3 answer OPEN with flags that it doesn't know: a backing id for kernel passthrough, and no FLUSH on close.
  * And tells whose request is being started: pyfuse3 hides that for reads and writes. And which number it has, in its first
- * sending as in any other.
+ * sending as in any other. And gives a read of a file that was never opened its inode's number for a handle: pyfuse3 passes
+ * on the handle alone, which the kernel sends as 0 where OPEN was answered with ENOSYS.
  *
  * pyfuse3 calls fuse_reply_open through the dynamic linker. This module is loaded with RTLD_GLOBAL before pyfuse3 and so
  * its own fuse_reply_open comes first. Python arms one reply, by file handle, right before its handler returns; there is
@@ -21,6 +22,7 @@
 #define NONSEEKABLE (1u << 2)
 #define CACHE_DIR (1u << 3)
 #define PASSTHROUGH (1u << 7)
+#define READ 15
 
 struct open_out { /* struct fuse_open_out of linux/fuse.h, protocol 7.40 */
     uint64_t fh;
@@ -68,6 +70,10 @@ void fuse_session_process_buf(struct fuse_session *session, const struct fuse_bu
         asking.unique = header->unique;
         asking.pid = header->pid;
         asking.uid = header->uid;
+        if (header->opcode == READ && request->size >= sizeof(struct in_header) + sizeof(uint64_t)) {
+            uint64_t *fh = (uint64_t *)((char *)request->mem + sizeof(struct in_header)); /* first in struct fuse_read_in */
+            if (!*fh) *fh = header->nodeid;
+        }
     }
     process(session, request);
 }
@@ -100,4 +106,8 @@ static PyMethodDef methods[] = {
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_passthrough", "Interposed OPEN replies.", -1, methods,
                                     NULL, NULL, NULL, NULL};
-PyMODINIT_FUNC PyInit__passthrough(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__passthrough(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddIntConstant(made, "reads_without_open", 1) < 0) Py_CLEAR(made);
+    return made;
+}

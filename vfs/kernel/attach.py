@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import struct
 
@@ -49,3 +50,10 @@ async def attach(operations: pyfuse3.Operations, fuse_fd: int, negotiated: Negot
 async def serve() -> None:
     """Answer requests until the connection ends."""
     await pyfuse3.main(min_tasks=1, max_tasks=_REQUESTS_MAX)
+
+
+async def end_on_sigterm() -> None:
+    """Have `serve` return when the keeper asks for it."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        async for _ in received:
+            pyfuse3.terminate()

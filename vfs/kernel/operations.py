@@ -67,11 +67,11 @@ class Operations(pyfuse3.Operations):
 
     @guarded
     async def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(await self._fs.lookup(Ino(parent), name))
+        return entry_of(await self._fs.lookup(Ino(parent), name))
 
     @guarded
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(await self._fs.attributes(Ino(inode)))
+        return entry_of(await self._fs.attributes(Ino(inode)))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         try:
@@ -94,7 +94,7 @@ class Operations(pyfuse3.Operations):
         # Atomic: no await until every entry that the kernel is told of is in the inode table.
         with self._fs.inodes.batch():
             for child, attributes in self._fs.remember_children(Ino(fh), children):
-                if not pyfuse3.readdir_reply(token, child.name, self._entry(attributes), child.position):
+                if not pyfuse3.readdir_reply(token, child.name, entry_of(attributes), child.position):
                     self._fs.forget([(attributes.ino, 1)])
                     break
 
@@ -147,19 +147,19 @@ class Operations(pyfuse3.Operations):
 
     @guarded
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(await self._fs.make_node(Ino(parent), name, mode, (ctx.uid, ctx.gid)))
+        return entry_of(await self._fs.make_node(Ino(parent), name, mode, (ctx.uid, ctx.gid)))
 
     @guarded
     async def mkdir(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(await self._fs.make_directory(Ino(parent), name, mode, (ctx.uid, ctx.gid)))
+        return entry_of(await self._fs.make_directory(Ino(parent), name, mode, (ctx.uid, ctx.gid)))
 
     @guarded
     async def symlink(self, parent: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(await self._fs.make_symlink(Ino(parent), name, target, (ctx.uid, ctx.gid)))
+        return entry_of(await self._fs.make_symlink(Ino(parent), name, target, (ctx.uid, ctx.gid)))
 
     @guarded
     async def link(self, inode: int, new_parent: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(await self._fs.make_link(Ino(inode), Ino(new_parent), new_name))
+        return entry_of(await self._fs.make_link(Ino(inode), Ino(new_parent), new_name))
 
     @guarded
     async def unlink(self, parent: int, name: bytes, ctx: RequestContext) -> None:
@@ -187,7 +187,7 @@ class Operations(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        return self._entry(await self._fs.change(Ino(inode), changes))
+        return entry_of(await self._fs.change(Ino(inode), changes))
 
     @guarded
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
@@ -227,16 +227,18 @@ class Operations(pyfuse3.Operations):
     async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
         return True  # the kernel checks (default_permissions)
 
-    def _entry(self, attributes: Attributes) -> EntryAttributes:
-        node, entry = attributes.node, EntryAttributes()
-        entry.st_ino = attributes.ino
-        entry.generation = 0
-        entry.entry_timeout = entry.attr_timeout = attributes.ttl_s
-        entry.st_mode = node.mode
-        entry.st_nlink = node.nlink
-        entry.st_uid, entry.st_gid = node.uid, node.gid
-        entry.st_size = len(os.fsencode(node.target)) if stat.S_ISLNK(node.mode) else node.version.size
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.version.mtime_ns
-        entry.st_blksize = _PREFERRED_IO_BYTES
-        entry.st_blocks = -(-node.version.size // _BLOCK) if node.blocks is None else node.blocks
-        return entry
+
+def entry_of(attributes: Attributes) -> EntryAttributes:
+    """Return what the kernel is told about an inode."""
+    node, entry = attributes.node, EntryAttributes()
+    entry.st_ino = attributes.ino
+    entry.generation = 0
+    entry.entry_timeout = entry.attr_timeout = attributes.ttl_s
+    entry.st_mode = node.mode
+    entry.st_nlink = node.nlink
+    entry.st_uid, entry.st_gid = node.uid, node.gid
+    entry.st_size = len(os.fsencode(node.target)) if stat.S_ISLNK(node.mode) else node.version.size
+    entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.version.mtime_ns
+    entry.st_blksize = _PREFERRED_IO_BYTES
+    entry.st_blocks = -(-node.version.size // _BLOCK) if node.blocks is None else node.blocks
+    return entry

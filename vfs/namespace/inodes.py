@@ -42,6 +42,7 @@ class Row(msgspec.Struct, array_like=True):
         mode: file type and permission bits as in st_mode.
         cached: the kernel may hold handles in page-cache mode; passthrough is excluded while it may.
         backing: the kernel's backing id while it may hold handles in passthrough, else 0.
+        file: of a sample, the local file with its content, as far as it was known when the row was written; else "".
     """
 
     parent: int
@@ -57,6 +58,7 @@ class Row(msgspec.Struct, array_like=True):
     lookups: int = 0
     cached: bool = False
     backing: int = _NO_BACKING
+    file: str = ""
 
 
 @dataclass(slots=True, eq=False)

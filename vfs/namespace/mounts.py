@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 from vfs.config import Config, LocalSite, Replica, local_path, mount_prefix, mount_replicas, mount_root
 from vfs.model import LakePath, SiteName, SitePath, join
+from vfs.rundir import JOBS
 
 STATUS_PREFIX = LakePath(".foremount")
 STATUS_SITE = SiteName("foremount-status")
+JOBS_PREFIX = LakePath(JOBS)
+JOBS_SITE = SiteName("foremount-jobs")
 
 
 class LocalReplica(NamedTuple):
@@ -77,7 +80,7 @@ class MountTable:
 
 
 def build_mount_table(config: Config, status_directory: str | None = None) -> MountTable:
-    """Return the table that the configuration states, with the status files where a directory for them is given."""
+    """Return the table that the configuration states; with a directory of status files, with what is ours too."""
     points = []
     for mount in config.mounts:
         origin = config.sites[mount.site]
@@ -99,4 +102,6 @@ def build_mount_table(config: Config, status_directory: str | None = None) -> Mo
         )
     if status_directory is not None:
         points.append(MountPoint(STATUS_PREFIX, STATUS_SITE, SitePath(""), local_root=status_directory))
+        if config.samples is not None:
+            points.append(MountPoint(JOBS_PREFIX, JOBS_SITE, SitePath("")))
     return MountTable(points)

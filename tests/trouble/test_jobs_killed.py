@@ -1,0 +1,93 @@
+"""The worker of `.jobs` killed while verifying readers work."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import JobsLake, jobs_mounted
+from tests.lake import wait_until, why_no_mount
+from tests.trouble.readers import Readers
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
+]
+KILLS = 8
+
+
+def fill(lake: JobsLake) -> dict[str, bytes]:
+    """Put samples of two ranks, some large, and place one of the two."""
+    rng = random.Random(9)
+    contents = {}
+    for rank in (0, 1):
+        directory = f"run7/step_0000001/rank_{rank:04d}"
+        for slot in range(30):
+            size = 3_000_000 + slot if slot % 10 == 0 else rng.randrange(1, 200_000)
+            contents[f"{directory}/{slot:06d}.npy"] = rng.randbytes(size)
+    for path, content in contents.items():
+        lake.samples.put(path, content)
+    lake.samples.place("run7/step_0000001/rank_0000")
+    return contents
+
+
+def kill(lake: JobsLake, process: str) -> None:
+    """Kill a child of the keeper and wait until the keeper has another one."""
+    pid = lake.pid(process)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: lake.state()[process]["pid"] not in (0, pid) and lake.state()[process]["ready"], f"a new {process}")
+
+
+def primers() -> list[int]:
+    """Return the processes that walk for workers of `.jobs`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"vfs.kernel.jobs.primer" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_no_reader_notices_killed_workers_of_jobs() -> None:
+    with jobs_mounted() as lake:
+        contents = fill(lake)
+        with Readers(lake.jobs, contents) as readers:
+            for _ in range(KILLS):
+                kill(lake, "jobs")
+                readers.wait_rounds()
+        readers.check()
+        assert lake.state()["jobs"]["restarts"] == KILLS
+        assert lake.samples.greeted == KILLS + 1
+
+
+def test_one_killed_worker_of_each_connection_is_not_noticed() -> None:
+    with jobs_mounted() as lake:
+        contents = fill(lake)
+        with Readers(lake.jobs, contents) as readers:
+            kill(lake, "jobs")
+            kill(lake, "worker")
+            readers.wait_rounds()
+        readers.check()
+        assert (lake.root / "plain").read_bytes() == b"plain"
+
+
+def test_worker_killed_while_it_fills_the_page_cache_leaves_no_process_behind_and_its_successor_goes_on() -> None:
+    before = primers()
+    with jobs_mounted() as lake:
+        contents = fill(lake)
+        for _ in range(3):
+            lake.samples.place("run7/step_0000001/rank_0001")
+            kill(lake, "jobs")
+        lake.settle_pushes(2 * 27)  # of each rank, without the three that are larger than is pushed
+        for path, content in contents.items():
+            assert (lake.jobs / path).read_bytes() == content
+        wait_until(lambda: len(set(primers()) - set(before)) == 1, "the primers of dead workers have ended")
+    wait_until(lambda: not set(primers()) - set(before), "the last primer has ended")

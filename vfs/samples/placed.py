@@ -1,0 +1,72 @@
+"""What the agent has placed: the samples whose step comes next, so that their names cost nobody a question.
+
+Pure: no I/O, no clock. State: messages of the agent in, what to do with the kernel out.
+"""
+
+from __future__ import annotations
+
+from vfs.model import join, split
+from vfs.samples import tree
+from vfs.samples.wire import Dropped, Node, Placed
+
+
+class Placements:
+    """Placed samples by directory.
+
+    Invariants: no directory is empty; what is in `_waiting` is in `_directories`.
+    """
+
+    def __init__(self) -> None:
+        self._directories: dict[str, dict[str, Node]] = {}
+        self._waiting: set[str] = set()
+
+    def place(self, told: Placed) -> None:
+        """Samples are ready; those of earlier messages about the directory stay."""
+        if told.nodes:
+            found = self._directories.setdefault(told.directory, {})
+            found.update((split(node.path)[1], node) for node in told.nodes)
+            if isinstance(tree.parse(told.directory), tree.RankPlace):
+                self._waiting.add(told.directory)
+
+    def drop(self, told: Dropped) -> list[str]:
+        """Samples go; return the directories that the kernel is to forget with all that is in them.
+
+        A step goes as a whole with the last of its ranks: it is not going to be read again.
+        """
+        gone = []
+        for directory in told.directories:
+            self._directories.pop(directory, None)
+            self._waiting.discard(directory)
+            step = split(directory)[0]
+            is_rank = isinstance(tree.parse(directory), tree.RankPlace)
+            left = any(split(other)[0] == step for other in self._directories)
+            gone.append(step if is_rank and not left else directory)
+        return list(dict.fromkeys(gone))
+
+    def find(self, path: str) -> Node | None:
+        """Return the placed sample of this path."""
+        directory, name = split(path)
+        return self._directories.get(directory, {}).get(name)
+
+    def has(self, directory: str) -> bool:
+        """Return whether samples are placed in this directory."""
+        return directory in self._directories
+
+    def is_waiting(self, directory: str) -> bool:
+        """Return whether the directory of a rank waits for its first reader."""
+        return directory in self._waiting
+
+    def enter(self, directory: str) -> bool:
+        """A reader has come to the directory; return whether the agent has to be told: once for each placing of a rank."""
+        waited = directory in self._waiting
+        self._waiting.discard(directory)
+        return waited
+
+    def merged(self, directory: str, listed: list[Node]) -> list[Node]:
+        """Return a listing with what is placed in it."""
+        placed = self._directories.get(directory, {})
+        return [placed.get(split(node.path)[1], node) for node in listed]
+
+    def names(self, directory: str) -> list[str]:
+        """Return the paths of what is placed in a directory."""
+        return [join(directory, name) for name in self._directories.get(directory, {})]
