@@ -27,7 +27,32 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pass
 
 
-class LocalSite(_Document, frozen=True, tag_field="kind", tag="local"):
+READERS = 156
+"""That one copy of a file bears at a time, where nobody has measured it: 10,000 ranks over 64 copies (PROBLEM.md A2)."""
+
+
+class _Site(_Document, frozen=True, kw_only=True):
+    """What any site may say of itself, for copies that are put there (docs/foresight.md).
+
+    Attributes:
+        labels: what it counts as where duties of residency are concerned: "eu", "eu-west".
+        encrypted: what lies there is encrypted at rest.
+        rack, uplink: what fails, or is full, together with it; "": nothing else's.
+        copies: directory for copies that are made ahead; "": none are put there. It has to be a site that can be written.
+        copies_size: of all copies there together, at most.
+        readers: that one copy there bears at a time.
+    """
+
+    labels: list[str] = []
+    encrypted: bool = False
+    rack: str = ""
+    uplink: str = ""
+    copies: str = ""
+    copies_size: Bytes = Bytes(1 << 40)
+    readers: Annotated[int, msgspec.Meta(ge=1)] = READERS
+
+
+class LocalSite(_Site, frozen=True, tag_field="kind", tag="local"):
     """A directory of this host. Served in kernel passthrough, straight by the fs worker.
 
     Attributes:
@@ -37,7 +62,7 @@ class LocalSite(_Document, frozen=True, tag_field="kind", tag="local"):
     path: str
 
 
-class HttpSite(_Document, frozen=True, tag_field="kind", tag="http"):
+class HttpSite(_Site, frozen=True, tag_field="kind", tag="http"):
     """An HTTP(S) server that serves ranges.
 
     Attributes:
@@ -58,7 +83,7 @@ class HttpSite(_Document, frozen=True, tag_field="kind", tag="http"):
     writes: typing.Literal["no", "put", "webdav"] = "no"
 
 
-class WebHdfsSite(_Document, frozen=True, tag_field="kind", tag="webhdfs"):
+class WebHdfsSite(_Site, frozen=True, tag_field="kind", tag="webhdfs"):
     """HDFS through WebHDFS.
 
     Attributes:
@@ -76,7 +101,7 @@ class WebHdfsSite(_Document, frozen=True, tag_field="kind", tag="webhdfs"):
     connections: int = 32
 
 
-class S3Site(_Document, frozen=True, tag_field="kind", tag="s3"):
+class S3Site(_Site, frozen=True, tag_field="kind", tag="s3"):
     """A bucket or a prefix of one, at Amazon's S3 or another store of its protocol.
 
     Attributes:
@@ -97,7 +122,7 @@ class S3Site(_Document, frozen=True, tag_field="kind", tag="s3"):
     anonymous: bool = False
 
 
-class ArrowSite(_Document, frozen=True, tag_field="kind", tag="arrow"):
+class ArrowSite(_Site, frozen=True, tag_field="kind", tag="arrow"):
     """Anything else that pyarrow.fs opens: gs://, abfs://, hdfs://, file://.
 
     Attributes:
@@ -109,7 +134,7 @@ class ArrowSite(_Document, frozen=True, tag_field="kind", tag="arrow"):
     threads: int = 32
 
 
-class MemorySite(_Document, frozen=True, tag_field="kind", tag="memory"):
+class MemorySite(_Site, frozen=True, tag_field="kind", tag="memory"):
     """Holds objects in the agent's memory: for tests and trials."""
 
 
@@ -213,6 +238,27 @@ class Samples(_Document, frozen=True):
     push: Bytes = Bytes(1 << 20)
 
 
+class ReplicaServer(_Document, frozen=True):
+    """A server of copies on this host (docs/foresight.md).
+
+    Attributes:
+        address: "host:port".
+        directory: on a local file system, of this server alone.
+        size: copies that do not fit are refused.
+        tokens: file of lines "read TOKEN" or "write TOKEN", mode 0600, read again when it changes.
+        rate: bytes a second that it sends at most; 0: as many as go.
+        certificate, key: PEM files; without them it speaks plain HTTP.
+    """
+
+    address: str
+    directory: str
+    tokens: str
+    size: Bytes = Bytes(100 << 30)
+    rate: Bytes = Bytes(0)
+    certificate: str = ""
+    key: str = ""
+
+
 class Config(_Document, frozen=True):
     """The whole document."""
 
@@ -224,6 +270,7 @@ class Config(_Document, frozen=True):
     admin: Admin = Admin()
     policies: list[str] = []
     samples: Samples | None = None
+    replica_server: ReplicaServer | None = None
 
 
 class Replica(msgspec.Struct, frozen=True):

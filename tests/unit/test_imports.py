@@ -51,7 +51,14 @@ OWNERS = {
     ),
     "aiohttp": (
         # etcd is spoken to over HTTP: its JSON gateway needs no client library
-        ("vfs.sites", "vfs.admin", "vfs.samples.node", "vfs.foresight.controller", "vfs.foresight.stores.etcd"),
+        (
+            "vfs.sites",
+            "vfs.admin",
+            "vfs.samples.node",
+            "vfs.foresight.controller",
+            "vfs.foresight.replicaserver",
+            "vfs.foresight.stores.etcd",
+        ),
         "ask a Site, or add a route to vfs/admin/api.py",
     ),
     "aiobotocore": (("vfs.sites.s3writer",), "ask a SiteWriter"),

@@ -46,8 +46,11 @@ class Shelf:
     its files have their names, except while `names` is held and for leftovers that are not counted yet.
     """
 
-    def __init__(self, directory: str, cap_bytes: int, *, handles_max: int) -> None:
+    def __init__(self, directory: str, cap_bytes: int, *, handles_max: int, keeps_held: bool = False) -> None:
         """Make the directories and begin to count what is in them.
+
+        Args:
+            keeps_held: no part of what is held ever makes room: new blocks are refused instead.
 
         Raises:
             OSError: as the system says.
@@ -62,6 +65,7 @@ class Shelf:
         self.counted = threading.Event()
         self._directory = directory
         self._handles_max = handles_max
+        self._keeps_held = keeps_held
         self._usage_noted = read_number(os.path.join(self.root, "usage"))
         self.books = Books(cap_bytes, assumed=min(self._usage_noted, cap_bytes))
         self._trash_numbers = itertools.count(1)
@@ -238,7 +242,7 @@ class Shelf:
         with self.lock:
             victim = self.books.victim()
         if victim is None:
-            return self._punch_oldest()
+            return 0 if self._keeps_held else self._punch_oldest()
         used = self.discard(victim, names_held=names_held)
         with self.lock:
             if used is not None:

@@ -84,8 +84,11 @@ class Store:
         self._lock_fd = lock_fd
 
     @classmethod
-    def open(cls, directory: str, cap_bytes: int, *, handles_max: int = HANDLES_MAX) -> Store:
+    def open(cls, directory: str, cap_bytes: int, *, handles_max: int = HANDLES_MAX, keeps_held: bool = False) -> Store:
         """Open the store in `directory`, making it where it is not there. Ready at once, whatever an earlier run has left.
+
+        Args:
+            keeps_held: see `Shelf`.
 
         Raises:
             Busy: another process has it open.
@@ -97,7 +100,7 @@ class Store:
         except OSError as exc:
             raise translate(exc, directory) from exc
         try:
-            shelf = Shelf(directory, cap_bytes, handles_max=handles_max)
+            shelf = Shelf(directory, cap_bytes, handles_max=handles_max, keeps_held=keeps_held)
         except OSError as exc:
             os.close(lock_fd)
             raise translate(exc, directory) from exc
