@@ -7,10 +7,11 @@ import contextlib
 
 import pytest
 
-from vfs.extents.budget import Budget, Priority, Ticket
+from vfs.extents.budget import Budget, Ticket
+from vfs.extents.fair import Priority, TokenBucket
 
 ALIKE = dict.fromkeys(Priority, 1.0)
-FOREGROUND, PREFETCH, BACKGROUND = Priority
+FOREGROUND, PREFETCH, BACKGROUND = Priority.FOREGROUND, Priority.PREFETCH, Priority.BACKGROUND
 
 
 class Line:
@@ -23,10 +24,10 @@ class Line:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def claim(self, name: str, amount: int, priority: Priority = FOREGROUND) -> None:
+    async def claim(self, name: str, amount: int, priority: Priority = FOREGROUND, cost: float | None = None) -> None:
         """Claim in a task of its own; returns once it waits or holds."""
         self._ends[name] = asyncio.Event()
-        self.tickets[name] = self._budget.hold(amount, priority)
+        self.tickets[name] = self._budget.hold(amount, priority, cost=cost)
         self._tasks[name] = asyncio.create_task(self._hold(name))
         await self.turn()
 
@@ -164,3 +165,48 @@ async def test_a_larger_total_lets_waiting_claims_in_and_a_smaller_one_takes_not
     assert line.granted == ["a", "b"]
     await line.let_go("b")
     assert line.granted == ["a", "b", "c"]
+
+
+async def test_a_claim_cancelled_in_the_turn_in_which_another_is_given_back_is_passed_over() -> None:
+    line = Line(budget := Budget(1, ALIKE))
+    await line.claim("a", 1)
+    await line.claim("b", 1)
+    await line.claim("c", 1)
+    line._tasks["b"].cancel()
+    line.tickets["a"].give_back(1)
+    await line.turn()
+    assert (line.granted, budget.used, budget.waiting) == (["a", "c"], 1, 0)
+
+
+async def test_a_kind_that_holds_nothing_gets_its_turn_though_the_others_fill_the_line() -> None:
+    line = Line(budget := Budget(2))
+    await line.claim("one", 1, cost=1000)
+    await line.claim("two", 1, cost=1000)
+    await line.claim("background", 1, BACKGROUND, cost=10)
+    await line.claim("three", 1, cost=1000)
+    await line.let_go("one")
+    assert (line.granted[-1], budget.used) == ("background", 2)
+
+
+async def test_urgent_copies_have_their_weight_of_a_line_that_background_wants_too() -> None:
+    line = Line(Budget(1, ALIKE))
+    await line.claim("first", 1)
+    for index in range(40):
+        await line.claim(f"background {index}", 1, BACKGROUND, cost=8)
+        await line.claim(f"urgent {index}", 1, Priority.URGENT, cost=8)
+    for _ in range(34):
+        await line.let_go(line.granted[-1])
+    assert sum(name.startswith("urgent") for name in line.granted) == 32
+
+
+async def test_a_bucket_lets_claims_through_at_its_rate() -> None:
+    loop = asyncio.get_running_loop()
+    line = Line(Budget(10, ALIKE, bucket=TokenBucket(1000.0)))
+    begun_s = loop.time()
+    for name in ("a", "b", "c"):
+        await line.claim(name, 1, cost=20)
+    assert line.granted == ["a"]
+    async with asyncio.timeout(10):
+        while len(line.granted) < 3:
+            await asyncio.sleep(0.001)
+    assert loop.time() - begun_s >= 0.04

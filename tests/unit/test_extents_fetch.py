@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from vfs.clock import FakeClock
 from vfs.errors import Denied, NoSpace, NotFound, Stale, Throttled, Unavailable, Unsupported, WrongAnswer
-from vfs.extents.budget import Budget, Priority
+from vfs.extents.budget import Budget
+from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.files import ObjectFiles
 from vfs.extents.layout import BLOCK, HEADER_BYTES, PASSTHROUGH_BYTES_MIN, Identity, data_path, sums_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vfs.agent.published import Published
 from vfs.agent.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.errors import NotFound
@@ -12,13 +13,25 @@ from vfs.namespace.mounts import MountTable
 
 
 class Holding:
-    """Turns a path's version into an object of its origin that can be fetched."""
+    """Turns a path's version into an object of its origin that can be fetched.
 
-    def __init__(self, mounts: MountTable, fetcher: Fetcher, replicas: Replicas, rules: PathRules) -> None:
+    Args:
+        published: copies that were made for readers to come; None: there are none.
+    """
+
+    def __init__(
+        self,
+        mounts: MountTable,
+        fetcher: Fetcher,
+        replicas: Replicas,
+        rules: PathRules,
+        published: Published | None = None,
+    ) -> None:
         self._mounts = mounts
         self._fetcher = fetcher
         self._replicas = replicas
         self._rules = rules
+        self._published = published
 
     def identity(self, path: LakePath, version: Version) -> Identity:
         """Return which object of which site a version of a path is.
@@ -40,7 +53,8 @@ class Holding:
         identity, serving = self.identity(path, version), self._rules.serving(path, version.size)
         key = object_key(identity.site, identity.path, identity.version)
         found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
-        return identity, key, await self._fetcher.hold(identity, found, serving=serving)
+        copies = self._published.of(identity) if self._published is not None else []
+        return identity, key, await self._fetcher.hold(identity, found, serving=serving, copies=copies)
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`."""

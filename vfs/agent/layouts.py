@@ -19,7 +19,7 @@ from vfs.checkpoints import dcp, tar
 from vfs.checkpoints.layout import Layout, Needs, NoLayout
 from vfs.checkpoints.recognise import described_by, index_of, recognise
 from vfs.errors import NotFound
-from vfs.extents.budget import Priority
+from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.reader import CachedObject

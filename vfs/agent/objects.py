@@ -6,7 +6,7 @@ from vfs import wire
 from vfs.agent.holding import Holding
 from vfs.agent.prefetch import Prefetcher
 from vfs.errors import NotFound
-from vfs.extents.budget import Priority
+from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
 from vfs.model import LakePath, ObjectKey, Version

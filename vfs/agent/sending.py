@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from vfs.errors import Corrupt, ForemountError, NotFound, Stale, Unavailable
 from vfs.extents.layout import BLOCK, block_count, digest
 from vfs.model import SitePath, Version
 from vfs.oserrors import Translated
-from vfs.sites.writing import SiteWriter, Upload
+from vfs.sites.writing import Body, SiteWriter, Upload
 
 PIECE_BYTES = 1 << 20
 """Read at a time: a hop to a thread costs 50 us, digesting a MiB some 100."""
@@ -71,6 +71,31 @@ class Pace:
         delay_s = self._free_s - now_s
         self._free_s += size / rate
         return delay_s
+
+
+class Content(Protocol):
+    """What a `Sender` sends: bytes that are digested as they are read."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    def part(self, offset: int, length: int, before: Callable[[int], Awaitable[None]], alive: Alive) -> Body:
+        """Return a range of it: `before` is awaited with the length of each piece, `alive` called when one goes."""
+        ...
+
+    def check(self) -> None:
+        """Refuse to go on if the content has changed, or is not what it must be.
+
+        Raises:
+            Stale, Corrupt: so it is.
+        """
+        ...
+
+    def block_digests(self) -> bytes:
+        """Return the digests of all blocks, 8 bytes little-endian each; all of it must have been read."""
+        ...
 
 
 class StagedFile:
@@ -134,6 +159,9 @@ class StagedFile:
         self.hash_s += time.monotonic() - begun_s
         return piece
 
+    def part(self, offset: int, length: int, before: Callable[[int], Awaitable[None]], alive: Alive) -> Part:
+        return Part(self, offset, length, before, alive)
+
     def close(self) -> None:
         """Close it; a thread that still reads gets an error that nobody waits for."""
         os.close(self._fd)
@@ -189,7 +217,7 @@ class Sender:
 
     async def send(
         self,
-        file: StagedFile,
+        file: Content,
         path: SitePath,
         token: str,
         resumed: Upload | None,
@@ -223,9 +251,7 @@ class Sender:
             raise
         return Sent(version, object_digest(file.block_digests()))
 
-    async def _open(
-        self, file: StagedFile, path: SitePath, token: str, resumed: Upload | None
-    ) -> tuple[Upload, dict[int, str]]:
+    async def _open(self, file: Content, path: SitePath, token: str, resumed: Upload | None) -> tuple[Upload, dict[int, str]]:
         """Return an upload and the receipts of what has arrived of it already."""
         if resumed is not None and (resumed.path, resumed.size, resumed.token) == (path, file.size, token):
             try:
@@ -237,7 +263,7 @@ class Sender:
         return await self.patiently(lambda _: self.writer.begin(path, file.size, token)), {}
 
     async def _send_parts(
-        self, file: StagedFile, upload: Upload, known: dict[int, str], arrived: Callable[[int], None]
+        self, file: Content, upload: Upload, known: dict[int, str], arrived: Callable[[int], None]
     ) -> dict[int, str]:
         receipts: dict[int, str] = {}
         indexes = iter(range(upload.count))
@@ -248,7 +274,7 @@ class Sender:
                 async with self.parts:  # for each part anew: a large file leaves the others their turn
 
                     def ask(alive: Alive, index: int = index, offset: int = offset, length: int = length) -> Awaitable[str]:
-                        part = Part(file, offset, length, self.before, alive)
+                        part = file.part(offset, length, self.before, alive)
                         return self.writer.send(upload, index, part, known.get(index, ""))
 
                     receipts[index] = await self.patiently(ask, length)

@@ -49,6 +49,7 @@ class FetchCounters:
         salvaged_bytes: copied from the cache to memory after that, instead of being fetched again.
         unread_bytes: fetched ahead and not read by the time that their object was closed.
         foreground_bytes, prefetched_bytes, background_bytes: `fetched_bytes` by who asked first.
+        copied_bytes: the same, of copies between sites.
     """
 
     fetches: int = 0
@@ -66,3 +67,4 @@ class FetchCounters:
     foreground_bytes: int = 0
     prefetched_bytes: int = 0
     background_bytes: int = 0
+    copied_bytes: int = 0

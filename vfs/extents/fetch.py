@@ -15,7 +15,7 @@ import contextlib
 import functools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -27,18 +27,19 @@ from vfs.backoff import doubled_s
 from vfs.clock import Clock
 from vfs.errors import ForemountError, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.blocks import Blocks
-from vfs.extents.budget import Budget, Priority
-from vfs.extents.coalesce import coalesce, common, within_reach
+from vfs.extents.budget import Budget
+from vfs.extents.coalesce import Knobs, Request, coalesce, common, divided, within_reach
 from vfs.extents.counters import FetchCounters
+from vfs.extents.fair import Priority
 from vfs.extents.homes import Homes
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN, Identity, blocks_of
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import LineFacts
-from vfs.extents.placement import Ranked, Serving
+from vfs.extents.placement import Copy, Ranked, Serving
 from vfs.extents.requests import Requests
 from vfs.model import ObjectKey, SiteName, object_key
-from vfs.sites.protocol import Site
+from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
 
 logger = logging.getLogger(__name__)
@@ -115,13 +116,21 @@ class Fetcher:
 
     # What callers ask for
 
-    async def hold(self, identity: Identity, replicas: Iterable[Identity] = (), *, serving: Serving | None = None) -> str:
+    async def hold(
+        self,
+        identity: Identity,
+        replicas: Iterable[Identity] = (),
+        *,
+        serving: Serving | None = None,
+        copies: Iterable[Copy] = (),
+    ) -> str:
         """Prepare an object in a store and keep it there until `release`; calls are counted. Returns the store's root.
 
         Args:
             identity: as the origin states it.
             replicas: the same bytes elsewhere, under the name and version that they have there.
             serving: which of them is asked; None: as before, at first the origin.
+            copies: the same bytes, or some of them, where they were put for readers to come.
 
         Raises:
             NoSpace, Unavailable: neither store can take it.
@@ -131,6 +140,7 @@ class Fetcher:
         """
         fetched = await self._obtain(identity)
         fetched.add_sources(replicas)
+        fetched.add_copies(copies)
         fetched.serving = serving or fetched.serving
         fetched.holds += 1
         return fetched.home.root
@@ -140,6 +150,23 @@ class Fetcher:
         fetched = self._objects.get(key)
         if fetched is not None:
             fetched.add_sources(replicas)
+
+    def offer(self, copies: Mapping[Identity, Sequence[Copy]]) -> None:
+        """Let objects that are held be read from copies too, by what they are copies of."""
+        for fetched in self._objects.values():
+            fetched.add_copies(copies.get(fetched.identity, ()))
+
+    def withdraw(self, copies: Collection[Identity]) -> None:
+        """Begin no more requests to these copies; what is under way ends."""
+        for fetched in self._objects.values():
+            for gone in fetched.copies.keys() & copies:
+                del fetched.copies[gone]
+                if gone in fetched.sources:
+                    fetched.sources.remove(gone)
+
+    def copies_held(self) -> set[Identity]:
+        """Return the copies that objects which are held may be read from."""
+        return {each for fetched in self._objects.values() for each in fetched.copies}
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`. Fetches that nobody waits for end when they can."""
@@ -170,6 +197,12 @@ class Fetcher:
         finally:
             self.release(fetched.key)
         return fetched.home.root
+
+    def read(
+        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
+    ) -> AsyncIterator[Piece]:
+        """Yield a range straight from a site, beside the fetches and in the same budget: see `Requests.read`."""
+        return self._requests.read(source, offset, length, priority, flow=flow, weight=weight)
 
     def prefetch(self, key: ObjectKey, offset: int, length: int, priority: Priority = Priority.PREFETCH) -> None:
         """Start fetching what is absent of a range of a held object, for nobody in particular: see `prefetch_all`."""
@@ -291,10 +324,19 @@ class Fetcher:
                 at = stop
         preferred = self._requests.preferred(fetched) or fetched.sources
         rule = self._requests.knobs(preferred[0].site, fetched.serving.fetch_size)
-        requests = coalesce(free, rule)
+        requests = self._requests_for(fetched, free, rule)
         if any(request.wasted and fetched.overlaps(request.blocks) for request in requests):
             requests = coalesce(free, msgspec.structs.replace(rule, waste_max=0.0))  # bridges blocks that are on their way
         return plan + [(self._start(fetched, request.blocks, priority), request.blocks.stop) for request in requests]
+
+    def _requests_for(self, fetched: FetchedObject, free: list[range], rule: Knobs) -> list[Request]:
+        """Return the requests for blocks; what only some copies hold is asked for apart from the rest."""
+        partial = fetched.partial()
+        if not partial:
+            return coalesce(free, rule)
+        exact = msgspec.structs.replace(rule, waste_max=0.0)
+        inside, outside = divided(free, partial)
+        return [request for blocks in (inside, outside) if blocks for request in coalesce(blocks, exact)]
 
     async def _wait(self, plan: Sequence[tuple[Job, int]]) -> None:
         for job, _ in plan:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from vfs.errors import ForemountError
 from vfs.extents.blocks import Blocks
-from vfs.extents.budget import Priority, Ticket
-from vfs.extents.layout import Identity
-from vfs.extents.placement import Serving
+from vfs.extents.budget import Ticket
+from vfs.extents.fair import Priority
+from vfs.extents.layout import BLOCK, Identity
+from vfs.extents.placement import Copy, Serving
+from vfs.foresight.transfers import place_in_ranges
 from vfs.model import ObjectKey
 from vfs.usage import Cause
 
@@ -121,6 +123,7 @@ class FetchedObject:
     Attributes:
         identity: as the origin states it; `key` follows from it.
         sources: where its bytes can be had; those that have lost it are struck out.
+        copies: of the sources, those that were made for readers to come.
         serving: which of them is asked, by the policy of whoever opened it last.
         home: the store that its blocks go to, and which readers are told.
         holding: whether `home` keeps it from being evicted for us.
@@ -132,6 +135,7 @@ class FetchedObject:
     key: ObjectKey
     sources: list[Identity]
     home: Blocks
+    copies: dict[Identity, Copy] = field(default_factory=dict)
     serving: Serving = field(default_factory=Serving)
     holding: bool = False
     holds: int = 0
@@ -145,6 +149,22 @@ class FetchedObject:
         """Add replicas that are not known yet."""
         self.sources += [each for each in replicas if each not in self.sources]
 
+    def add_copies(self, copies: Iterable[Copy]) -> None:
+        """Add copies, or what is known of them now."""
+        for copy in copies:
+            self.copies[copy.identity] = copy
+            self.add_sources([copy.identity])
+
+    def place(self, source: Identity, offset: int, length: int) -> int | None:
+        """Return where bytes of the object lie at a source; None: it does not hold them, or not in one piece."""
+        copy = self.copies.get(source)
+        return offset if copy is None else place_in_ranges(copy.ranges, offset, length)
+
+    def partial(self) -> list[range]:
+        """Return the blocks that some sources hold and others do not, as disjoint ranges per copy."""
+        found = (range_ for copy in self.copies.values() for range_ in copy.ranges)
+        return [range(start // BLOCK, -(-(start + length) // BLOCK)) for start, length in found]
+
     def job_at(self, block: int) -> Job | None:
         """Return the job that is going to bring this block."""
         return next((job for job in self.jobs if job.done <= block < job.stop), None)
@@ -157,7 +177,7 @@ class FetchedObject:
         """Return whether some of the blocks are on their way."""
         return any(job.done < blocks.stop and blocks.start < job.stop for job in self.jobs)
 
-    def absorb(self, job: Job, blocks_max: int) -> None:
+    def absorb(self, job: Job, source: Identity, blocks_max: int) -> None:
         """Let a job that is about to be sent take over the jobs right behind it that wait: one request in place of many.
 
         Their callers are woken and join this one.
@@ -165,6 +185,8 @@ class FetchedObject:
         while True:
             behind = next((other for other in self.jobs if other.first == job.stop and not other.sent), None)
             if behind is None or behind.priority > job.priority or behind.stop - job.done > blocks_max:
+                return
+            if self.place(source, job.done * BLOCK, min(behind.stop * BLOCK, self.size) - job.done * BLOCK) is None:
                 return
             job.stop = behind.stop
             job.kept |= behind.kept

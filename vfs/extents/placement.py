@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from vfs.extents.layout import Identity
 from vfs.model import SiteName, Version
 from vfs.policy.written import NEAREST, ORIGIN, FetchSize, Hedge, SiteOrder
 
@@ -36,6 +37,19 @@ class Serving(msgspec.Struct, frozen=True):
     fetch_size: FetchSize | None = None
 
 
+class Copy(msgspec.Struct, frozen=True):
+    """A copy that was made and verified for readers to come, at a place of its own.
+
+    Attributes:
+        ranges: (offset, length) of the object that it holds one after another, whole blocks; empty: all of it.
+        turn: place of this copy in the order in which this host asks those that share a crowd; None: no crowd.
+    """
+
+    identity: Identity
+    ranges: tuple[tuple[int, int], ...] = ()
+    turn: int | None = None
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """A site that has the version, as it looks at the moment.
 
@@ -43,6 +57,7 @@ class Candidate(msgspec.Struct, frozen=True):
         is_local: its files lie on this host.
         answers: it is not known to fail.
         expected_s: until a request of `USUAL_BYTES` is answered; None: nothing was measured.
+        turn: as in `Copy`: what is measured counts less than that each copy gets its share of the crowd.
     """
 
     site: SiteName
@@ -50,6 +65,7 @@ class Candidate(msgspec.Struct, frozen=True):
     is_local: bool = False
     answers: bool = True
     expected_s: float | None = None
+    turn: int | None = None
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -62,7 +78,7 @@ class Ranked(msgspec.Struct, frozen=True):
 def rank(order: SiteOrder, candidates: Sequence[Candidate]) -> list[Ranked]:
     """Return the sites that may serve, the one to be asked first foremost; empty where the order covers none of them."""
     placed = [(found, place) for found in candidates if (place := _place(order, found.site, is_origin=found.is_origin)) >= 0]
-    placed.sort(key=lambda each: (not each[0].answers, each[1], not each[0].is_local, _expected_s(each[0])))
+    placed.sort(key=lambda each: (not each[0].answers, each[1], not each[0].is_local, _turn(each[0]), _expected_s(each[0])))
     return [Ranked(found.site, _reason(order, found, place)) for found, place in placed]
 
 
@@ -119,6 +135,10 @@ def _place(order: SiteOrder, site: SiteName, *, is_origin: bool) -> int:
     return -1
 
 
+def _turn(found: Candidate) -> float:
+    return math.inf if found.turn is None else found.turn
+
+
 def _expected_s(found: Candidate) -> float:
     return math.inf if found.expected_s is None else found.expected_s
 
@@ -127,6 +147,8 @@ def _reason(order: SiteOrder, found: Candidate, place: int) -> str:
     words = [f"number {place + 1} of the policy's order ({', '.join(order)})"]
     if found.is_local:
         words.append("on this host")
+    elif found.turn is not None:
+        words.append(f"number {found.turn + 1} of the copies of what many read, for this host")
     elif found.expected_s is not None:
         words.append(f"{found.expected_s * 1e3:.3g} ms expected for 1 MiB")
     else:

@@ -7,28 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 from vfs.clock import Clock
 from vfs.errors import Throttled, Unavailable, WrongAnswer
-from vfs.extents.budget import Budget, Priority
+from vfs.extents.budget import Budget
 from vfs.extents.coalesce import Knobs, knobs
 from vfs.extents.counters import FetchCounters
+from vfs.extents.fair import Priority
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import Bounds, LineFacts, Link
-from vfs.extents.placement import USUAL_BYTES, Candidate, Ranked, Serving, rank
+from vfs.extents.placement import USUAL_BYTES, Candidate, Copy, Ranked, Serving, rank
 from vfs.extents.sink import Sink
 from vfs.model import SiteName
 from vfs.policy.written import ORIGIN, FetchSize
 from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
 
-WINDOW_SHARES = {Priority.FOREGROUND: 1.0, Priority.PREFETCH: 0.75, Priority.BACKGROUND: 0.75}
-"""Of a line's window: prefetches fill the line and half as much again, a read that waits finds a place. Background gets as
-much: alone on the line it has to fill it."""
+WINDOW_SHARES = {priority: 1.0 if priority is Priority.FOREGROUND else 0.75 for priority in Priority}
+"""Of a line's window: prefetches fill the line and half as much again, a read that waits finds a place. Copies and background
+get as much: alone on the line they have to fill it."""
 Submit = Callable[[int, memoryview], asyncio.Future[None]]
 
 
@@ -114,14 +115,18 @@ class Requests:
         """Take in how long a site took to answer a question that brought no bytes."""
         self._link(site).hinted(after_s)
 
-    def placement(self, origin: SiteName, sources: Sequence[Identity], serving: Serving) -> list[Ranked]:
+    def placement(
+        self, origin: SiteName, sources: Sequence[Identity], serving: Serving, copies: Iterable[Copy] = ()
+    ) -> list[Ranked]:
         """Return the sites that may serve, in the order in which they would be asked now, with the reasons."""
         now_s = self._clock.monotonic_s()
+        turns = {copy.identity.site: copy.turn for copy in copies if copy.turn is not None}
         found = []
         for site in dict.fromkeys(source.site for source in sources):
             link, is_local = self._link(site), site in self._local
             expected_s = link.expected_s(USUAL_BYTES)
-            found.append(Candidate(site, site == origin, is_local, not link.is_failing(now_s), expected_s))
+            answers = not link.is_failing(now_s)
+            found.append(Candidate(site, site == origin, is_local, answers, expected_s, turns.get(site)))
         return rank(serving.order, found)
 
     def preferred(self, fetched: FetchedObject) -> list[Identity]:
@@ -131,7 +136,7 @@ class Requests:
         by_site: dict[SiteName, list[Identity]] = {}
         for source in fetched.sources:
             by_site.setdefault(source.site, []).append(source)
-        ranked = self.placement(fetched.identity.site, fetched.sources, fetched.serving)
+        ranked = self.placement(fetched.identity.site, fetched.sources, fetched.serving, fetched.copies.values())
         return [source for each in ranked for source in by_site[each.site]]
 
     def choose(self, fetched: FetchedObject, job: Job) -> Identity:
@@ -140,7 +145,8 @@ class Requests:
         Raises:
             Unavailable: the policy lets none of them serve.
         """
-        preferred = self.preferred(fetched)
+        start, left = job.done * BLOCK, min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+        preferred = [each for each in self.preferred(fetched) if fetched.place(each, start, left) is not None]
         if not preferred:
             subject = f"{fetched.identity.site}:{fetched.identity.path}"
             reason = f"none of the sites that the policy lets serve it has this version: {', '.join(fetched.serving.order)}"
@@ -186,7 +192,12 @@ class Requests:
         if job.priority is not Priority.FOREGROUND:
             return None
         now_s = self._clock.monotonic_s()
-        others = (other for other in self.preferred(fetched) if other.site != source.site and not job.tried[other])
+        start, left = job.done * BLOCK, min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+        others = (
+            other
+            for other in self.preferred(fetched)
+            if other.site != source.site and not job.tried[other] and fetched.place(other, start, left) is not None
+        )
         return next((other for other in others if not self._link(other.site).is_failing(now_s)), None)
 
     def _late_s(self, fetched: FetchedObject, source: Identity) -> float | None:
@@ -196,17 +207,63 @@ class Requests:
             return None
         return hedge.delay_s(p95_s or 0.0)
 
+    async def read(
+        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
+    ) -> AsyncIterator[Piece]:
+        """Yield a range straight from a site, within what its line bears; nothing is kept, and nothing tried again.
+
+        Args:
+            flow, weight: see `Budget.hold`.
+
+        Raises:
+            Unavailable, NotFound, Stale, Denied: as the site says.
+        """
+        subject = f"{source.site}:{source.path}"
+        site = self._site(source.site, subject)
+        link, turns = self._link(source.site), self._turn(source.site)
+        async with turns.hold(1, priority, cost=length, flow=flow, weight=weight):
+            sent_s = self._clock.monotonic_s()
+            link.sent(sent_s, more_wait=turns.waiting > 0)
+            self._counters.fetches += 1
+            try:
+                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, offset, length))
+                async with contextlib.aclosing(body):
+                    first = True
+                    while (piece := await self._next_piece(body, subject)) is not None:
+                        now_s = self._clock.monotonic_s()
+                        if first:
+                            first = False
+                            link.first_byte(now_s - sent_s)
+                        link.received(now_s, len(piece))
+                        self._count(priority, len(piece))
+                        yield piece
+            except Unavailable as exc:
+                silent = isinstance(exc, _FellSilent)
+                link.failed(self._clock.monotonic_s(), throttled=isinstance(exc, Throttled), stalled=silent)
+                raise
+            except BaseException:
+                link.cancelled()
+                raise
+            else:
+                link.ended(length, sent_s=sent_s)
+            finally:
+                turns.resize(link.window)
+
     async def _request(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit, race: _Race | None) -> None:
         async with contextlib.AsyncExitStack() as held:
             job.enter(Cause.QUEUE, self._clock.monotonic_s())
-            turn = job.ticket = self._turn(source.site).hold(1, job.priority)
+            left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            turn = job.ticket = self._turn(source.site).hold(1, job.priority, cost=left)
             await held.enter_async_context(turn)
             if not job.wanted or job.ended:
                 return
             if not job.sent:
-                fetched.absorb(job, self.knobs(source.site, fetched.serving.fetch_size).request_blocks)
+                fetched.absorb(job, source, self.knobs(source.site, fetched.serving.fetch_size).request_blocks)
                 job.sent = True
             left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            at = fetched.place(source, job.done * BLOCK, left)
+            if at is None:  # it holds what the job began with, not what it took over since
+                raise Unavailable(f"{source.site}:{source.path}", "does not hold all of this range")
             job.enter(Cause.MEMORY, self._clock.monotonic_s())
             memory = job.ticket = self._memory.hold(left, job.priority)
             await held.enter_async_context(memory)
@@ -221,18 +278,20 @@ class Requests:
             sink = Sink(job.done, left, batch=self._limits.batch_bytes, submit=submit, written=written, awaited=job.awaited)
             job.hurry = sink.hurry
             try:
-                await self._receive(source, job, left, sink, race)
+                await self._receive(source, job, at, left, sink, race)
             finally:
                 job.enter(Cause.STORE, self._clock.monotonic_s())
                 turn.give_back(turn.amount)  # the line is free while the last bytes go to the disk
                 await sink.settle()
 
-    async def _receive(self, source: Identity, job: Job, length: int, sink: Sink, race: _Race | None) -> None:
-        """Send the request and feed its body to the sink; the line's link hears of everything that happens."""
+    async def _receive(self, source: Identity, job: Job, at: int, length: int, sink: Sink, race: _Race | None) -> None:
+        """Send the request and feed its body to the sink; the line's link hears of everything that happens.
+
+        Args:
+            at: where the bytes lie at the source.
+        """
         subject = f"{source.site}:{source.path}"
-        site = self._sites.get(source.site)
-        if site is None:
-            raise Unavailable(subject, "belongs to a site that is not configured any more")
+        site = self._site(source.site, subject)
         link, deadline_s = self._link(source.site), self._link(source.site).deadline_s(length)
         self._counters.fetches += 1
         sent_s = self._clock.monotonic_s()
@@ -243,7 +302,7 @@ class Requests:
         try:
             async with asyncio.timeout(deadline_s):
                 # Every site's read is an async generator: closing it closes the connection.
-                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, job.done * BLOCK, length))
+                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, at, length))
                 async with contextlib.aclosing(body):
                     await self._feed(body, subject, link, job, sink, race)
         except TimeoutError as exc:
@@ -291,6 +350,12 @@ class Requests:
             self._counters.stalls += 1
             raise _FellSilent(subject, f"has sent nothing for {self._limits.stall_s:g} s") from exc
 
+    def _site(self, name: SiteName, subject: str) -> Site:
+        site = self._sites.get(name)
+        if site is None:
+            raise Unavailable(subject, "belongs to a site that is not configured any more")
+        return site
+
     def _link(self, site: SiteName) -> Link:
         link = self._links.get(site)
         if link is None:
@@ -311,6 +376,8 @@ class Requests:
                 self._counters.prefetched_bytes += count
             case Priority.BACKGROUND:
                 self._counters.background_bytes += count
+            case Priority.URGENT | Priority.PREDICTIVE:
+                self._counters.copied_bytes += count
 
 
 async def _first_of(event: asyncio.Event, task: asyncio.Task[None]) -> None:

@@ -324,6 +324,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
         root: path at the site under which the copy lies.
         save_id: of the checkpoint that was committed; "" until then. A published replica has one.
         files, bytes: that have been copied and verified.
+        hot: with HOT_FILES: the bytes that are multiplied.
+        count: with HOT_FILES at a site that multiplies by itself (HDFS): copies that it is to hold in all; else 1.
         expires_in_s: seconds that it stays after it was published, 0: as long as its hint lives.
         reason: why it is where it is, for people.
         attempts: that failed one after another.
@@ -344,6 +346,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     labels: Labels = Labels()
     priority: float = 0.0
+    hot: tuple[HotRange, ...] = ()
+    count: int = 1
     expires_in_s: float = 0.0
     reason: str = ""
     attempts: int = 0

@@ -22,7 +22,8 @@ from vfs.agent.prefetch import Prefetcher
 from vfs.agent.rules import PathRules
 from vfs.checkpoints.layout import Layout, NoLayout
 from vfs.errors import ForemountError
-from vfs.extents.budget import Budget, Priority
+from vfs.extents.budget import Budget
+from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
