@@ -233,9 +233,27 @@ class Samples(_Document, frozen=True):
 
     Attributes:
         push: samples up to so large are put into the page cache before their step; larger ones are read from their file.
+        declarations: lake directories whose `*.toml` declare jobs.
+        directory: of prepared samples, of one mount alone; "": `samples` in the cache's directory.
+        size: of the samples there; preparation pauses while they take more.
+        nodes: node services that prepare samples, "https://host:port".
+        token_file: holds the token that they know us by; read again for each connection.
+        certificate: PEM file that theirs are checked against; "": the system's.
+        seats: processes of this host that run operators for jobs with fallback = "local"; 0: none.
+        operators: directory of operators of one's own; "": only those that are built in.
+        keys: public keys that these have to be signed with.
     """
 
     push: Bytes = Bytes(1 << 20)
+    declarations: list[str] = []
+    directory: str = ""
+    size: Bytes = Bytes(10 << 30)
+    nodes: list[str] = []
+    token_file: str = ""
+    certificate: str = ""
+    seats: int = 0
+    operators: str = ""
+    keys: str = ""
 
 
 class ReplicaServer(_Document, frozen=True):
@@ -283,6 +301,12 @@ class Replica(msgspec.Struct, frozen=True):
 def staging_directory(config: Config) -> str:
     """Return where writes to remote origins are staged."""
     return config.staging.directory or os.path.join(config.cache.directory, "staging")
+
+
+def samples_directory(config: Config) -> str:
+    """Return where prepared samples lie."""
+    stated = config.samples.directory if config.samples is not None else ""
+    return stated or os.path.join(config.cache.directory, "samples")
 
 
 def mount_prefix(mount: Mount) -> LakePath:

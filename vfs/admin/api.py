@@ -25,11 +25,24 @@ from vfs.admin import metrics, routes
 from vfs.admin.access import Caller, Limits, Role, Tokens, check_browser, peer_of
 from vfs.admin.events import Events
 from vfs.admin.policies import Policies
-from vfs.admin.records import CacheQuery, Ended, EventsQuery, PathQuery, PathsBody, WhyQuery, refusal
+from vfs.admin.records import (
+    CacheQuery,
+    Ended,
+    EventsQuery,
+    JobBody,
+    PathQuery,
+    PathsBody,
+    StartBody,
+    TellBody,
+    TimelineQuery,
+    WhyQuery,
+    refusal,
+)
 from vfs.admin.routes import ROUTES, Route
 from vfs.admin.stats import Facts
 from vfs.admin.status import Status
 from vfs.agent.local import LocalCopies
+from vfs.agent.samplerooms import SampleRooms
 from vfs.agent.traces import Traces
 from vfs.config import Config
 from vfs.errors import (
@@ -37,6 +50,7 @@ from vfs.errors import (
     DeadlineExceeded,
     Denied,
     ForemountError,
+    InvalidFeed,
     InvalidPolicy,
     NotFound,
     Stale,
@@ -50,7 +64,16 @@ log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 1 << 20
 _LINE_BYTES_MAX = 64 << 10
 """Of a request: 4,096 characters of four bytes, each byte written with three."""
-_STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidPolicy: 422, Stale: 409, Busy: 409, DeadlineExceeded: 504}
+_STATUS_OF = {
+    NotFound: 404,
+    Denied: 403,
+    Unsupported: 400,
+    InvalidPolicy: 422,
+    InvalidFeed: 422,
+    Stale: 409,
+    Busy: 409,
+    DeadlineExceeded: 504,
+}
 _SNAPSHOT_S = 0.5
 _STREAMS_MAX = {routes.EVENTS: 300, routes.LINES: 8}
 _RATE, _BURST = 300.0, 600.0
@@ -210,6 +233,13 @@ class Api:
     async def rooms(self, request: web.Request) -> web.Response:
         return _json(self._facts.rooms())
 
+    async def samples(self, request: web.Request) -> web.Response:
+        _query(request, None)
+        return _json(await self._samples().status())
+
+    async def timeline(self, request: web.Request) -> web.Response:
+        return _json(await self._samples().timeline(_query(request, TimelineQuery).job))
+
     async def openapi(self, request: web.Request) -> web.Response:
         return _json(routes.openapi())
 
@@ -247,6 +277,23 @@ class Api:
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         return await _lines(request, self._copies.verify(await _paths(request)))
+
+    async def start_job(self, request: web.Request) -> web.Response:
+        asked = await _body(request, StartBody)
+        declaration, directory = _lake_path(asked.declaration), _lake_path(asked.directory)
+        return _json(await self._samples().start(declaration, asked.text, asked.name, directory))
+
+    async def stop_job(self, request: web.Request) -> web.Response:
+        return _json(await self._samples().stop((await _body(request, JobBody)).job))
+
+    async def tell_job(self, request: web.Request) -> web.Response:
+        asked = await _body(request, TellBody)
+        return _json(await self._samples().tell(asked.job, asked.step, tuple(asked.ranks)))
+
+    def _samples(self) -> SampleRooms:
+        if self._facts.samples is None:
+            raise Unsupported(".jobs", "shows no samples on this mount", "add a [samples] table to foremount.toml")
+        return self._facts.samples
 
     async def trace(self, request: web.Request) -> web.StreamResponse:
         _query(request, None)
@@ -337,12 +384,21 @@ def _query(request: web.Request, kind: type[QueryT] | None) -> QueryT:
 
 
 async def _paths(request: web.Request) -> list[LakePath]:
+    return [_lake_path(path) for path in (await _body(request, PathsBody)).paths]
+
+
+async def _body(request: web.Request, kind: type[QueryT]) -> QueryT:
+    """Return the body as a record.
+
+    Raises:
+        Unsupported: it is none.
+    """
     _query(request, None)
     try:
-        asked = msgspec.json.decode(await request.read(), type=PathsBody)
+        return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.DecodeError as exc:
-        raise Unsupported("request", f"has no usable body: {exc}", 'send {"paths": ["…"]}') from exc
-    return [_lake_path(path) for path in asked.paths]
+        keys = ", ".join(kind.__struct_fields__)
+        raise Unsupported("request", f"has no usable body: {exc}", f"send a JSON object of {keys}") from exc
 
 
 def _lake_path(text: str) -> LakePath:

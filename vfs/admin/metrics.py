@@ -134,6 +134,23 @@ def _uploads(*keys: str) -> Reader:
     return read
 
 
+def _samples(key: str) -> Reader:
+    """Read a number of each job at `.jobs`; nothing where there are none."""
+
+    def read(seen: Overview) -> Iterator[Sample]:
+        for row in seen.rooms.rooms.get("samples", ()):
+            if key in row:
+                yield (row["job"],), row[key]
+
+    return read
+
+
+def _raw_samples(seen: Overview) -> Iterator[Sample]:
+    for row in seen.rooms.rooms.get("samples", ()):
+        for reason, count in row.get("raw", {}).items():
+            yield (row["job"], reason), count
+
+
 METRICS = [
     Line("foremount_info", "gauge", ("version", "policy"), "1; version of the package and of the policy in force",
          lambda seen: iter([((seen.status.version, seen.status.policies.version), 1.0)])),
@@ -204,6 +221,18 @@ METRICS = [
     Line("foremount_upload_failures", "counter", (), "tries that failed", _uploads("uploaded", "failures")),
     Line("foremount_orders", "gauge", (), "`foremount fetch` orders that go on",
          _one(lambda seen: len(seen.transfers.orders))),
+    Line("foremount_samples_step", "gauge", ("job",), "the step of a job at .jobs that this host reads", _samples("step")),
+    Line("foremount_samples_ready", "counter", ("job",), "samples that were transformed when they were read",
+         _samples("ready")),
+    Line("foremount_samples_raw", "counter", ("job", "reason"), "samples that were given raw, by reason", _raw_samples),
+    Line("foremount_samples_lead_seconds", "gauge", ("job",), "from a group's being ready to its rank's coming, on average",
+         _samples("lead_s")),
+    Line("foremount_samples_wait_seconds", "counter", ("job",), "that readers waited for the agent", _samples("waited_s")),
+    Line("foremount_samples_prepared_bytes", "counter", ("job",), "that were prepared before their step",
+         _samples("prepared_bytes")),
+    Line("foremount_samples_unused_bytes", "counter", ("job",), "that were prepared and whose step was never read here",
+         _samples("unused_bytes")),
+    Line("foremount_samples_cpu_seconds", "counter", ("job",), "of operators on this host", _samples("cpu_s")),
 ]  # fmt: skip
 
 

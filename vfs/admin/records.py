@@ -367,6 +367,42 @@ class PathsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: Annotated[list[LakePathText], msgspec.Meta(max_length=PATHS_MAX)]
 
 
+JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job whose samples are shown at `.jobs`: a document in the lake, or the text of one.
+
+    Attributes:
+        declaration: lake path of the document; "": `text` is the document, its name `name` and its place `directory`.
+    """
+
+    declaration: LakePathText = ""
+    text: Annotated[str, msgspec.Meta(max_length=1 << 20)] = ""
+    name: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    directory: LakePathText = ""
+
+
+class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which job is meant."""
+
+    job: JobName
+
+
+class TellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which step a job is about to read, with which ranks on this host; none: those that it has read with."""
+
+    job: JobName
+    step: Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
+    ranks: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=10**9 - 1)]], msgspec.Meta(max_length=4096)] = []
+
+
+class TimelineQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which job is meant."""
+
+    job: JobName
+
+
 class Evicted(msgspec.Struct, frozen=True):
     """What was dropped."""
 

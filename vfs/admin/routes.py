@@ -64,6 +64,10 @@ ROUTES = [
     Route("GET", "/v1/transfers", "transfers", READ, "what is being fetched", records.Transfers, snapshot=True),
     Route("GET", "/v1/checkpoints", "checkpoints", READ, "checkpoints at and below a path, and how far each is",
           records.CheckpointsFound, query=records.PathQuery),
+    Route("GET", "/v1/samples", "samples", READ, "jobs whose samples are shown at .jobs, how far each is and what it cost",
+          dict[str, Any]),
+    Route("GET", "/v1/samples/timeline", "timeline", READ, "when each (step, rank) of a job was prepared, read and left",
+          dict[str, Any], query=records.TimelineQuery),
     Route("GET", "/v1/rooms", "rooms", READ, "facts that have no resource of their own", records.Rooms, snapshot=True),
     Route("GET", "/v1/events", "events", READ, "what happens, as server-sent events", records.Event,
           query=records.EventsQuery, media=EVENTS),
@@ -74,6 +78,12 @@ ROUTES = [
     Route("POST", "/v1/evict", "evict", OPERATE, "drop local copies", records.Evicted, body=records.PathsBody),
     Route("POST", "/v1/verify", "verify", OPERATE, "check local copies; progress as JSON lines", dict[str, Any],
           body=records.PathsBody, media=LINES),
+    Route("POST", "/v1/samples/start", "start_job", OPERATE, "open a job's schedule and show its samples", dict[str, Any],
+          body=records.StartBody),
+    Route("POST", "/v1/samples/stop", "stop_job", OPERATE, "forget a job and what was prepared for it", dict[str, Any],
+          body=records.JobBody),
+    Route("POST", "/v1/samples/tell", "tell_job", OPERATE, "say which step a job is about to read", dict[str, Any],
+          body=records.TellBody),
     Route("POST", "/v1/trace", "trace", OPERATE, "record what is opened and read, as JSON lines", dict[str, Any],
           media=LINES),
     Route("POST", "/v1/trace/end", "trace_end", OPERATE, "end the recording with what was read until now", records.Ended),
@@ -90,7 +100,7 @@ REFUSALS = {
     412: "another version is in force than If-Match says",
     413: "the body is larger than 1 MiB",
     415: "the body is no application/json",
-    422: "the documents can't be used",
+    422: "the documents, or a job's schedule, can't be used",
     429: "too many requests: come again after Retry-After seconds",
     502: "the origin failed",
     503: "too many streams or orders at a time",
@@ -147,6 +157,7 @@ def _refusals(route: Route, refusal: dict[str, Any]) -> dict[str, Any]:
     codes |= {409} if route.name == "trace" else set()
     codes |= {404, 409, 504} if route.name in ("explain", "fetch", "evict", "verify", "checkpoints") else set()
     codes |= {412, 422} if route.name == "reload" else set()
+    codes |= {404, 409, 422, 504} if route.name in ("samples", "timeline", "start_job", "stop_job", "tell_job") else set()
     return {
         str(code): {"description": REFUSALS[code], "content": {JSON: {"schema": refusal}}} for code in sorted(codes)
     }  # fmt: skip

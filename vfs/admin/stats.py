@@ -37,6 +37,7 @@ from vfs.agent.checkpoints import Checkpoints
 from vfs.agent.ledger import JobKey, Recent
 from vfs.agent.local import LocalCopies
 from vfs.agent.rules import PathRules
+from vfs.agent.samplerooms import SampleRooms
 from vfs.clock import Clock
 from vfs.extents.fetch import Fetcher
 from vfs.extents.store import Store
@@ -84,6 +85,7 @@ class Facts:
         self._clock = clock
         self._rooms = rooms
         self.checkpoints = checkpoints
+        self.samples: SampleRooms | None = None
 
     def _now_s(self) -> float:
         return self._clock.wall_ns() / 1e9

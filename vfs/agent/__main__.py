@@ -26,6 +26,7 @@ from vfs.agent.accounts import Accounts
 from vfs.agent.adoption import Adoption
 from vfs.agent.checkpoints import Checkpoints
 from vfs.agent.holding import Holding
+from vfs.agent.lake import AgentLake
 from vfs.agent.layouts import CachedLayouts
 from vfs.agent.lessons import Lessons
 from vfs.agent.local import LocalCopies
@@ -34,6 +35,7 @@ from vfs.agent.objects import Objects
 from vfs.agent.prefetch import Prefetcher
 from vfs.agent.replicas import Replicas, tell_etags, tell_times
 from vfs.agent.rules import PathRules
+from vfs.agent.samplerooms import SampleRooms
 from vfs.agent.sending import SendLimits
 from vfs.agent.server import WorkerServer
 from vfs.agent.traces import Traces
@@ -184,6 +186,10 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             rooms["uploads"] = facts.uploads.facts
         found = Checkpoints(mounts, sites, catalog, uploads, clock)
         shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms, found)
+        if loaded.samples is not None:
+            lake = AgentLake(mounts, sites, metadata, catalog, holding, fetcher)
+            shown.samples = await stack.enter_async_context(SampleRooms.running(loaded, lake, rundir, clock))
+            rooms["samples"] = shown.samples.table
         await stack.enter_async_context(
             Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir)
         )

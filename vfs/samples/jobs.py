@@ -249,6 +249,14 @@ def lake_path(path: str, directory: LakePath) -> LakePath:
     return LakePath("/".join(part for part in parts if part))
 
 
+def extension(job: Job, sample: Sample) -> str:
+    """Return what the name of a sample ends in, in whichever form it is given: as its operator writes it."""
+    if not sample.operator:
+        return raw_extension(job, sample)
+    wanted = json.loads(sample.params).get("format", "npy") if sample.params else "npy"
+    return job.extension or (wanted if isinstance(wanted, str) and tree.is_extension(wanted) else "npy")
+
+
 def raw_extension(job: Job, sample: Sample) -> str:
     """Return what names of a sample's raw bytes end in."""
     if job.raw_extension:

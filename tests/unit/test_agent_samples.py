@@ -1,0 +1,343 @@
+"""What the worker of `.jobs` is answered: the agent's rooms for samples behind their socket, over a lake in a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.schedules import BATCH, COUNT, STEPS, WORLD, DirectoryLake, Schedule, arrow, npy, order_of, webdataset, write
+from vfs.agent.preparing import Preparing, Source
+from vfs.agent.samplejobs import JobRun, SampleJobs, Started
+from vfs.agent.samples import Samples
+from vfs.agent.sampleserver import SampleServer
+from vfs.clock import SystemClock
+from vfs.errors import ForemountError, InvalidFeed, from_failure
+from vfs.model import Kind, LakePath
+from vfs.samples import wire
+from vfs.samples.model import Form, Reason
+from vfs.samples.spool import Spool
+from vfs.wire import FrameBuffer
+
+
+class Worker:
+    """The other end of the socket, as the worker of `.jobs` speaks."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._frames, self._number = FrameBuffer(), 0
+        self._answers: asyncio.Queue[wire.Response] = asyncio.Queue()
+        self.told: list[wire.Answer] = []
+        self._news = asyncio.Event()
+        self._task = asyncio.ensure_future(self._receive())
+
+    async def _receive(self) -> None:
+        while received := await self._reader.read(1 << 16):
+            for body in self._frames.feed(received):
+                response = wire.decode_response(body)
+                if response.id:
+                    self._answers.put_nowait(response)
+                else:
+                    self.told.append(response.answer)
+                    self._news.set()
+
+    def say(self, call: wire.Call) -> None:
+        self._writer.write(wire.encode(wire.Request(0, call)))
+
+    async def ask(self, call: wire.Call) -> wire.Answer:
+        self._number += 1
+        self._writer.write(wire.encode(wire.Request(self._number, call, 10.0)))
+        response = await self._answers.get()
+        assert response.id == self._number
+        if isinstance(response.answer, wire.Failed):
+            raise from_failure(response.answer.failure)
+        return response.answer
+
+    async def look(self, path: str) -> wire.Node | None:
+        answer = await self.ask(wire.Look(path))
+        assert isinstance(answer, wire.Seen)
+        return answer.node
+
+    async def names(self, path: str) -> list[str] | None:
+        nodes = await self.nodes(path)
+        return None if nodes is None else [node.path.rpartition("/")[2] for node in nodes]
+
+    async def nodes(self, path: str) -> list[wire.Node] | None:
+        answer = await self.ask(wire.Children(path))
+        assert isinstance(answer, wire.Nodes)
+        return answer.nodes
+
+    async def content(self, node: wire.Node) -> bytes:
+        answer = await self.ask(wire.Content(node.path, node.key))
+        assert isinstance(answer, wire.At)
+        return Path(answer.file).read_bytes()
+
+    async def until_told(self, kind: type[wire.Placed] | type[wire.Dropped], directory: str) -> None:
+        """Return once the agent has told of a directory."""
+        async with asyncio.timeout(10):
+            while not any(
+                isinstance(told, kind) and directory in getattr(told, "directories", [getattr(told, "directory", "")])
+                for told in self.told
+            ):
+                self._news.clear()
+                await self._news.wait()
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._writer.close()
+
+
+class Agent:
+    """The rooms, behind a real socket."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.lake = DirectoryLake(base / "lake")
+        self.clock = SystemClock()
+        self.source: Source | None = None
+        self.spool_bytes = 1 << 20
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Worker]:
+        self.spool = Spool.open(str(self.base / "spool"), self.spool_bytes)
+        self.jobs = SampleJobs(self.lake, [LakePath("jobs")], str(self.base / "started.json"), self.clock)
+        with ThreadPoolExecutor(1) as writer:
+            self.samples = Samples(self.lake, self.jobs, self.spool, writer, self.clock)
+            server = SampleServer(self.samples)
+            async with Preparing(
+                self.jobs,
+                self.samples,
+                self.spool,
+                writer,
+                source_of=lambda run: self.source,
+                tell=server.tell,
+                clock=self.clock,
+            ) as self.preparing:
+                server.on_greeted = self.preparing.greet
+                async with server.listening(str(self.base / "jobs.sock")):
+                    worker = Worker(*await asyncio.open_unix_connection(str(self.base / "jobs.sock")))
+                    worker.say(wire.Greet(1))
+                    yield worker
+                    worker.close()
+
+    async def run(self, name: str = "run") -> JobRun:
+        run = await self.jobs.find(name)
+        assert run is not None
+        return run
+
+
+OPERATOR = 'operator = { name = "image@1" }\n'
+
+
+def declare(base: Path, schedule: Schedule, head: str = "", name: str = "run") -> None:
+    write(base / "lake", f"jobs/{name}.toml", (head + schedule.text).encode())
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    return Agent(tmp_path)
+
+
+async def test_the_tree_of_a_job_is_its_steps_ranks_and_slots(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"))
+    async with agent.serving() as worker:
+        assert await worker.names("") == ["run"]
+        assert await worker.names("run") == [*(f"step_{step:07d}" for step in range(STEPS)), "by-id", ".raw"]
+        assert await worker.names("run/step_0000001") == ["rank_0000", "rank_0001"]
+        assert await worker.names("run/step_0000001/rank_0001") == [f"{slot:06d}.bin" for slot in range(BATCH)]
+        assert await worker.names("run/.raw/step_0000001/rank_0001") == [f"{slot:06d}.bin" for slot in range(BATCH)]
+        node = await worker.look("run/step_0000001")
+        assert node is not None
+        assert (node.kind, node.form) == (Kind.DIRECTORY, None)
+
+
+NOTHING = ["walk", "run/step_0000099", "run/step_0000001/rank_0009", "run/step_0000001/rank_0000/000009.bin", "run/x",
+           "run/step_0000001/rank_0000/000001.npy", "run/by-id/s1.npy"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", NOTHING)
+async def test_what_the_schedule_does_not_have_is_not_there(agent: Agent, path: str) -> None:
+    declare(agent.base, arrow(agent.base / "lake"))
+    async with agent.serving() as worker:
+        assert await worker.look(path) is None
+        assert await worker.names(path) is None
+
+
+async def test_every_sample_reads_as_the_raw_bytes_of_the_schedule(agent: Agent) -> None:
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule)
+    async with agent.serving() as worker:
+        for (step, rank, slot), body in schedule.slots.items():
+            node = await worker.look(f"run/step_{step:07d}/rank_{rank:04d}/{slot:06d}.bin")
+            assert node is not None
+            assert (node.form, node.size) == (Form.RAW, len(body))
+            assert await worker.content(node) == body
+
+
+async def test_a_sample_that_is_not_ready_is_raw_under_the_same_name_and_says_why(agent: Agent) -> None:
+    schedule = webdataset(agent.base / "lake")
+    declare(agent.base, schedule, OPERATOR)
+    async with agent.serving() as worker:
+        assert await worker.names("run/step_0000000/rank_0000") == [f"{slot:06d}.npy" for slot in range(BATCH)]
+        node = await worker.look("run/step_0000000/rank_0000/000001.npy")
+        raw = await worker.look("run/.raw/step_0000000/rank_0000/000001.jpg")
+        assert node is not None and raw is not None
+        assert node.form is raw.form is Form.RAW
+        assert node.key == raw.key
+        assert json.loads(node.provenance)["why_raw"] == Reason.LATE
+        assert await worker.content(node) == schedule.slots[0, 0, 1]
+    assert (await agent.run()).totals.raw == {Reason.LATE: 1}
+
+
+async def test_samples_of_the_steps_under_way_are_there_by_name(agent: Agent) -> None:
+    schedule = webdataset(agent.base / "lake")
+    declare(agent.base, schedule, "ahead = 1\n")
+    async with agent.serving() as worker:
+        assert await worker.names("run/by-id") == []
+        await worker.look("run/step_0000001/rank_0000")
+        names = await worker.names("run/by-id")
+        numbers = [
+            order_of()[position] for position in range(COUNT) if position // (WORLD * BATCH) in (1, 2) and position % 2 == 0
+        ]
+        assert sorted(names or []) == sorted(f"{number:06d}.jpg" for number in numbers)
+        node = await worker.look(f"run/by-id/{numbers[0]:06d}.jpg")
+        assert node is not None
+        assert await worker.content(node) == schedule.slots[1, 0, 0]
+
+
+async def test_samples_of_which_nothing_is_made_are_read_before_their_step(agent: Agent) -> None:
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule, "ahead = 1\n")
+    async with agent.serving() as worker:
+        await worker.look("run/step_0000000/rank_0000")
+        await worker.until_told(wire.Placed, "run/step_0000001/rank_0000")
+        nodes = [
+            node
+            for told in worker.told
+            if isinstance(told, wire.Placed) and told.directory == "run/step_0000001/rank_0000"
+            for node in told.nodes
+        ]
+        assert Path(nodes[0].file).read_bytes() == schedule.slots[1, 0, 0]
+        assert nodes[0] == await worker.look(nodes[0].path)
+
+
+async def test_a_step_goes_when_its_rank_is_two_further(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"), "ahead = 1\n")
+    async with agent.serving() as worker:
+        await worker.look("run/step_0000000/rank_0000")
+        await worker.until_told(wire.Placed, "run/step_0000000/rank_0000")
+        worker.say(wire.Entered("run/step_0000002/rank_0000"))
+        await worker.until_told(wire.Dropped, "run/step_0000000/rank_0000")
+    assert agent.spool.group(("run", 0, 0)) is None
+    assert (await agent.run()).progress.step == 2
+
+
+async def test_a_reader_who_is_late_still_gets_the_bytes_of_a_step_that_is_over(agent: Agent) -> None:
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule, "ahead = 1\n")
+    async with agent.serving() as worker:
+        node = await worker.look("run/step_0000000/rank_0000/000001.bin")
+        worker.say(wire.Entered("run/step_0000003/rank_0000"))
+        assert node is not None
+        assert await worker.content(node) == schedule.slots[0, 0, 1]
+
+
+async def test_a_new_agent_goes_on_with_what_the_old_one_had_prepared(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"), "ahead = 1\n")
+    async with agent.serving() as worker:
+        await worker.look("run/step_0000000/rank_0000")
+        for step in (0, 1):
+            await worker.until_told(wire.Placed, f"run/step_{step:07d}/rank_0000")
+    placed = agent.spool.used
+    assert placed > 0
+    async with agent.serving() as worker:
+        assert agent.spool.used == placed
+        group = agent.spool.group(("run", 1, 0))
+        assert group is not None
+        node = await worker.look("run/step_0000001/rank_0000/000000.bin")
+        assert node is not None
+        assert node.file == group.ready[0].file
+
+
+async def test_the_spool_stays_within_its_budget(agent: Agent) -> None:
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule)
+    agent.spool_bytes = 3000
+    async with agent.serving() as worker:
+        for step, rank, slot in schedule.slots:
+            node = await worker.look(f"run/.raw/step_{step:07d}/rank_{rank:04d}/{slot:06d}.bin")
+            assert node is not None
+            assert await worker.content(node) == schedule.slots[step, rank, slot]
+        assert agent.spool.used < 3000 + max(map(len, schedule.slots.values())) + 4 * BATCH * 1000
+
+
+async def test_a_schedule_that_contradicts_itself_is_an_error_and_is_shown(agent: Agent) -> None:
+    schedule = webdataset(agent.base / "lake")
+    declare(agent.base, schedule)
+    order = order_of()
+    order[7] = 999
+    write(agent.base / "lake", "jobs/order.npy", npy(order))
+    async with agent.serving() as worker:
+        assert await worker.names("run/step_0000000/rank_0000") == [f"{slot:06d}.jpg" for slot in range(BATCH)]
+        with pytest.raises(InvalidFeed, match="row 7: names sample 999"):
+            await worker.nodes("run/step_0000001/rank_0001")
+        assert any("row 7" in said for said in (await agent.run()).refused)
+
+
+async def test_a_sample_that_reaches_beyond_its_file_is_refused(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"))
+    data = agent.base / "lake/data/all.bin"
+    data.write_bytes(data.read_bytes()[:-1])
+    async with agent.serving() as worker:
+        with pytest.raises(InvalidFeed, match="reaches beyond"):
+            for step in range(STEPS):
+                for rank in range(WORLD):
+                    await worker.nodes(f"run/step_{step:07d}/rank_{rank:04d}")
+
+
+async def test_a_document_that_cannot_be_used_is_an_error_that_names_the_key(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"), "aheed = 1\n")
+    async with agent.serving() as worker:
+        assert await worker.names("") == ["run"]
+        with pytest.raises(InvalidFeed, match="aheed: unknown key"):
+            await worker.look("run")
+        assert "aheed" in agent.jobs.refused["run"]
+
+
+async def test_a_job_that_was_started_by_command_is_there_until_it_is_stopped_also_for_the_next_agent(agent: Agent) -> None:
+    schedule = webdataset(agent.base / "lake")
+    started = Started("mine", LakePath(""), 'name = "mine"\n' + schedule.text, LakePath("jobs"))
+    async with agent.serving() as worker:
+        await agent.jobs.start(started)
+        assert await worker.names("") == ["mine"]
+    async with agent.serving() as worker:
+        assert await worker.names("mine/step_0000000") == ["rank_0000", "rank_0001"]
+        run = await agent.jobs.stop("mine")
+        assert run is not None
+        await agent.preparing.stop(run)
+        assert await worker.names("") == []
+
+
+async def test_a_told_step_is_prepared_before_anybody_reads(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"), "ahead = 1\n")
+    async with agent.serving() as worker:
+        run = await agent.run()
+        run.progress.tell(2, (1,))
+        agent.preparing.went_on(run)
+        await worker.until_told(wire.Placed, "run/step_0000003/rank_0001")
+
+
+async def test_no_call_is_answered_with_another_error_than_ours(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"))
+    async with agent.serving() as worker:
+        with pytest.raises(ForemountError):
+            await worker.ask(wire.Content("run/step_0000000/rank_0000/000001.bin", "no such key"))
+        with pytest.raises(ForemountError):
+            await worker.ask(wire.Content("nothing", "at all"))
+        assert msgspec.structs.asdict(await worker.look("run") or wire.Node("", Kind.FILE))["path"] == "run"

@@ -1,0 +1,290 @@
+"""Has the samples of the coming steps prepared, and lets go of those that were read.
+
+A group (step, rank) is prepared by one source: a node service, this host's own processes, or, where nothing is to be made of
+its samples, by reading them ahead. Which groups is decided by how far the ranks are (`vfs/samples/progress.py`).
+
+Tasks: one for each group that is under way, `GROUPS_MAX` at most; they end with their group, or when it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from vfs.agent.samplejobs import JobRun, SampleJobs
+from vfs.agent.samples import Samples, ready_node, slot_path
+from vfs.backoff import doubled_s
+from vfs.clock import Clock
+from vfs.errors import ForemountError, InvalidFeed, Unavailable
+from vfs.samples import jobs, tree, wire
+from vfs.samples.model import Form, Reason, Sample
+from vfs.samples.spool import GroupKey, Ready, Spool
+
+log = logging.getLogger(__name__)
+GROUPS_MAX = 16
+"""Under way at a time: eight ranks of a host with two steps each, so that a link is busy while a node makes the next."""
+_RETRY_LEAST_S, _RETRY_MOST_S = 0.2, 10.0
+
+
+class Source(Protocol):
+    """Where groups come from."""
+
+    def prepare(self, run: JobRun, step: int, rank: int, samples: Sequence[Sample]) -> AsyncGenerator[list[Ready], None]:
+        """Yield the samples of a group as they get into the spool, in any order; some may never come.
+
+        Raises:
+            Unavailable: the source is lost; the group may be asked for again.
+            ForemountError: nothing more can come.
+        """
+        ...
+
+    def tell(self, run: JobRun) -> None:
+        """A job went on; may be called often."""
+        ...
+
+    async def forget(self, run: JobRun) -> None:
+        """A job has ended."""
+        ...
+
+
+class Preparing:
+    """Starts and ends the work on groups.
+
+    Args:
+        source_of: what prepares a job's samples that have an operator; None: nothing does.
+        tell: the worker of `.jobs`.
+
+    Invariants: a group in `_tasks` is wanted; one in `_arrivals` is under way; one in `_fruitless` is not tried until its
+    job goes on.
+    """
+
+    def __init__(
+        self,
+        known: SampleJobs,
+        samples: Samples,
+        spool: Spool,
+        writer: ThreadPoolExecutor,
+        *,
+        source_of: Callable[[JobRun], Source | None],
+        tell: Callable[[wire.Placed | wire.Dropped], bool],
+        clock: Clock,
+    ) -> None:
+        self._jobs = known
+        self._samples = samples
+        self._spool = spool
+        self._writer = writer
+        self._source_of = source_of
+        self._tell = tell
+        self._clock = clock
+        self._raw = RawSource(samples, spool, writer)
+        self._tasks: dict[GroupKey, asyncio.Task[None]] = {}
+        self._arrivals: dict[GroupKey, asyncio.Event] = {}
+        self._fruitless: set[GroupKey] = set()
+        self._others: set[asyncio.Task[None]] = set()
+        samples.on_entered = self.went_on
+        samples.is_coming = self.is_coming
+        samples.arrival = self.arrival
+
+    async def __aenter__(self) -> Preparing:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        going = [*self._tasks.values(), *self._others]
+        for task in going:
+            task.cancel()
+        await asyncio.gather(*going, return_exceptions=True)
+
+    def is_coming(self, run: JobRun, step: int, rank: int) -> bool:
+        """Return whether more of a group is on its way."""
+        return (run.name, step, rank) in self._arrivals
+
+    async def arrival(self, run: JobRun, step: int, rank: int) -> None:
+        """Return when the next samples of a group have come, or no more will."""
+        event = self._arrivals.get((run.name, step, rank))
+        if event is not None:
+            await event.wait()
+
+    def went_on(self, run: JobRun) -> None:
+        """A rank of a job came to another step."""
+        self._fruitless = {group for group in self._fruitless if group[0] != run.name}
+        self.wake(run)
+
+    def wake(self, run: JobRun) -> None:
+        """Let go of what is over and begin what is wanted, as far as there is room."""
+        self._let_go(run, run.progress.over())
+        source = self._source_of(run)
+        if source is not None:
+            source.tell(run)
+        for step, rank in run.progress.wanted():
+            group = run.name, step, rank
+            here = self._spool.group(group)
+            if group in self._tasks or group in self._fruitless or (here is not None and here.complete):
+                continue
+            if len(self._tasks) >= GROUPS_MAX or not self._spool.has_room():
+                break
+            task = asyncio.ensure_future(self._prepare(run, step, rank))
+            self._tasks[group] = task
+            task.add_done_callback(functools.partial(self._ended, run, group))
+
+    def greet(self) -> None:
+        """A worker has connected: tell it what is here."""
+        self._spawn(self._place_all())
+
+    async def stop(self, run: JobRun) -> None:
+        """Let go of a job and all that is here of it."""
+        for group in [group for group in self._tasks if group[0] == run.name]:
+            self._tasks[group].cancel()
+        source = self._source_of(run)
+        if source is not None:
+            await source.forget(run)
+        directories = [_directory(key) for key, _ in self._spool.groups(run.name)]
+        self._tell(wire.Dropped(directories))
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._spool.drop_job, run.name)
+
+    async def _prepare(self, run: JobRun, step: int, rank: int) -> None:
+        """Have one group prepared, again after its source was lost, until it is complete."""
+        samples = await run.group(step, rank)
+        group = run.name, step, rank
+        with_operator = any(sample.operator for sample in samples)
+        source = self._source_of(run) if with_operator else self._raw
+        if not samples or source is None:  # a later step may not be written yet
+            self._fruitless.add(group)
+            return
+        fact = run.fact(step, rank)
+        fact.samples, fact.asked_s = len(samples), self._clock.monotonic_s()
+        for attempt in itertools.count(1):
+            try:
+                async for arrived in self._arriving(source, run, group, samples):
+                    self._place(run, group, samples, arrived)
+                break
+            except Unavailable as exc:
+                if with_operator:
+                    run.trouble = Reason.NODE_LOST
+                log.info("job %s step %s rank %s: %s", run.name, step, rank, exc)
+            await asyncio.sleep(doubled_s(_RETRY_LEAST_S, _RETRY_MOST_S, attempt))
+        run.trouble = Reason.LATE
+        self._spool.complete(group)
+        fact.prepared_s = self._clock.monotonic_s()
+        run.totals.prepared_groups += 1
+
+    async def _arriving(
+        self, source: Source, run: JobRun, group: GroupKey, samples: Sequence[Sample]
+    ) -> AsyncIterator[list[Ready]]:
+        """Yield what comes of a group; meanwhile it counts as coming."""
+        self._arrivals[group] = asyncio.Event()
+        try:
+            async with contextlib.aclosing(source.prepare(run, group[1], group[2], samples)) as arriving:
+                async for arrived in arriving:
+                    yield arrived
+                    event, self._arrivals[group] = self._arrivals[group], asyncio.Event()
+                    event.set()
+        finally:
+            self._arrivals.pop(group).set()
+
+    def _place(self, run: JobRun, group: GroupKey, samples: Sequence[Sample], arrived: Sequence[Ready]) -> None:
+        """Tell the worker of samples that are here."""
+        size = sum(ready.size for ready in arrived)
+        run.totals.prepared_bytes += size
+        run.fact(group[1], group[2]).size += size
+        self._tell_placed(run, group, samples, arrived)
+
+    def _tell_placed(self, run: JobRun, group: GroupKey, samples: Sequence[Sample], arrived: Sequence[Ready]) -> None:
+        """Tell which samples have a form that is not going to change: with "local", raw bytes are not their last word."""
+        by_slot = {sample.slot: sample for sample in samples}
+        nodes = [
+            ready_node(run, slot_path(run, by_slot[ready.slot], raw=False), by_slot[ready.slot], ready)
+            for ready in arrived
+            if ready.slot in by_slot
+            and (ready.form is Form.TRANSFORMED or run.job.fallback != "local" or ready.reason is Reason.NO_OPERATOR)
+        ]
+        if nodes:
+            self._tell(wire.Placed(_directory(group), nodes))
+
+    async def _place_all(self) -> None:
+        for run in self._jobs.runs:
+            for key, group in list(self._spool.groups(run.name)):
+                if not group.over:
+                    self._tell_placed(run, key, await run.group(key[1], key[2]), list(group.ready.values()))
+
+    def _let_go(self, run: JobRun, over: Sequence[tuple[int, int]]) -> None:
+        """End the work on groups that were read, and drop them."""
+        gone = []
+        for step, rank in over:
+            group = run.name, step, rank
+            if (task := self._tasks.get(group)) is not None:
+                task.cancel()
+            here = self._spool.group(group)
+            if here is None:
+                continue
+            if group_was_read := bool(run.fact(step, rank).entered_s):
+                run.totals.used_bytes += here.size
+            else:
+                run.totals.unused_bytes += here.size
+            if run.job.keep and group_was_read:
+                here.over = True
+                continue
+            gone.append(group)
+        if gone:
+            self._tell(wire.Dropped([_directory(group) for group in gone]))
+            self._spawn(self._drop(gone))
+
+    async def _drop(self, groups: Sequence[GroupKey]) -> None:
+        for group in groups:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._spool.drop, group)
+
+    def _ended(self, run: JobRun, group: GroupKey, done: asyncio.Task[None]) -> None:
+        self._tasks.pop(group, None)
+        if done.cancelled():
+            return
+        error = done.exception()
+        if isinstance(error, ForemountError):
+            if not isinstance(error, InvalidFeed):  # that one is noted by the job
+                log.warning("job %s step %s rank %s is not prepared: %s", *group, error)
+            self._spool.complete(group)
+        elif error is not None:
+            log.error("bug while preparing %s step %s rank %s", *group, exc_info=error)
+            self._spool.complete(group)
+        self.wake(run)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+
+class RawSource:
+    """Reads samples ahead of which nothing is to be made."""
+
+    def __init__(self, samples: Samples, spool: Spool, writer: ThreadPoolExecutor) -> None:
+        self._samples = samples
+        self._spool = spool
+        self._writer = writer
+
+    async def prepare(
+        self, run: JobRun, step: int, rank: int, samples: Sequence[Sample]
+    ) -> AsyncGenerator[list[Ready], None]:
+        """Yield the samples as they are read."""
+        for sample in samples:
+            key = await self._samples.raw_key(sample)
+            body = await self._samples.raw_bytes(sample)
+            extension = jobs.raw_extension(run.job, sample)
+            ready = Ready(sample.slot, Form.RAW, extension, key, len(body), "", Reason.NO_OPERATOR)
+            loop = asyncio.get_running_loop()
+            yield [await loop.run_in_executor(self._writer, self._spool.keep, (run.name, step, rank), ready, body)]
+
+    def tell(self, run: JobRun) -> None:
+        """Nobody has to know."""
+
+    async def forget(self, run: JobRun) -> None:
+        """Nothing is kept."""
+
+
+def _directory(group: GroupKey) -> str:
+    job, step, rank = group
+    return tree.path_of(tree.RankPlace(job, step, rank))

@@ -1,0 +1,62 @@
+"""How far the ranks of a job are on this host, and what follows from it: which groups to prepare, which are over.
+
+Pure: no I/O, no clock. State: what was opened or told in, groups out.
+"""
+
+from __future__ import annotations
+
+Group = tuple[int, int]
+"""(step, rank)"""
+
+
+class Progress:
+    """The ranks of one job.
+
+    Invariants: `ranks` has the step that each rank reads now, and it only grows; what was given out by `over` is not
+    given out again.
+    """
+
+    def __init__(self, *, ahead: int, behind: int) -> None:
+        self.ranks: dict[int, int] = {}
+        self.told = -1
+        self._ahead = ahead
+        self._behind = behind
+        self._over: dict[int, int] = {}
+
+    @property
+    def step(self) -> int:
+        """Return the step that is being read, -1 before the first."""
+        return max(self.ranks.values(), default=self.told)
+
+    def reach(self, step: int, rank: int) -> bool:
+        """A rank reads in this step; return whether that is news."""
+        if step <= self.ranks.get(rank, -1):
+            return False
+        self.ranks[rank] = step
+        self._over.setdefault(rank, step)
+        return True
+
+    def tell(self, step: int, ranks: tuple[int, ...] = ()) -> bool:
+        """The job says that it is about to read this step with these ranks on this host; return whether that is news."""
+        news = step > self.told
+        self.told = max(self.told, step)
+        for rank in ranks or tuple(self.ranks):
+            news = self.reach(step, rank) or news
+        return news
+
+    def wanted(self) -> list[Group]:
+        """Return the groups that are read now or soon, in the order of their steps."""
+        return sorted((step, rank) for rank, at in self.ranks.items() for step in range(max(at, 0), at + self._ahead + 1))
+
+    def over(self) -> list[Group]:
+        """Return the groups that are over since the last call: `behind` steps after they were left."""
+        found = []
+        for rank, at in self.ranks.items():
+            first, end = self._over[rank], at - self._behind
+            found += [(step, rank) for step in range(first, end)]
+            self._over[rank] = max(first, end)
+        return sorted(found)
+
+    def is_over(self, step: int, rank: int) -> bool:
+        """Return whether a group is so far behind that nothing is prepared for it any more."""
+        return step < self.ranks.get(rank, step) - self._behind
