@@ -13,13 +13,16 @@ from vfs.clock import FakeClock, SystemClock
 from vfs.errors import Busy, InvalidConfig, Stale, Unavailable
 from vfs.foresight.stores.embedded import GRACE_S, Embedded
 from vfs.foresight.stores.etcd import Etcd
+from vfs.foresight.stores.memory import Memory
 from vfs.foresight.stores.protocol import LEASE_S_MIN, Change, Compacted, Delete, Item, Put, Store, end_of, every
 
 
-@pytest.fixture(params=["embedded", pytest.param("etcd", marks=pytest.mark.servers)])
+@pytest.fixture(params=["memory", "embedded", pytest.param("etcd", marks=pytest.mark.servers)])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     store: Store
-    if request.param == "embedded":
+    if request.param == "memory":
+        store = Memory(SystemClock())
+    elif request.param == "embedded":
         store = await Embedded.open(str(tmp_path / "store"), SystemClock())
     else:
         server: EtcdServer = request.getfixturevalue("etcd")

@@ -36,7 +36,10 @@ class Executor(Protocol):
         ...
 
     async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> None:
-        """Remove the bytes; those that are gone are no error. Never touches anything outside the replica's root.
+        """Remove all that lies below the replica's root, which belongs to it alone, and never anything outside of it.
+
+        Args:
+            copies: that were reported; what a copy that was broken off has left may lie beside them.
 
         Raises:
             ForemountError: something may be left; to be called again.

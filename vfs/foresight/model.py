@@ -206,6 +206,22 @@ class Anomaly(msgspec.Struct, frozen=True, kw_only=True, tag="anomaly"):
     gradient_norm: float = 0.0
 
 
+class ReplicaReads(msgspec.Struct, frozen=True, kw_only=True, tag="replica_reads"):
+    """What a mount read from a replica since it said so last.
+
+    Attributes:
+        bytes_used: of them, those that it read for the first time.
+        fallbacks: reads that had to go to the origin all the same.
+        saved_s: what its readers did not wait, from its control reads.
+    """
+
+    hint: HintId
+    bytes_served: int
+    bytes_used: int = 0
+    fallbacks: int = 0
+    saved_s: float = 0.0
+
+
 Happening = (
     JobSubmitted
     | SaveBegun
@@ -217,6 +233,7 @@ Happening = (
     | EvaluationCancelled
     | Restarted
     | Anomaly
+    | ReplicaReads
 )
 
 
@@ -280,6 +297,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
         evaluation: it is made for, "" for none.
         hot: with HOT_FILES: what is hot.
         starts_in_s: seconds from `made_ns` to the first read.
+        shadow: nothing is copied for it; the ledger sees whether it would have been of use.
     """
 
     id: HintId
@@ -297,6 +315,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     hot: tuple[HotRange, ...] = ()
     starts_in_s: float = 0.0
     made_ns: int = 0
+    shadow: bool = False
 
 
 # --- copies: what follows from hints ---------------------------------------------------------------------------------
@@ -377,6 +396,25 @@ class FileCopy(msgspec.Struct, frozen=True, kw_only=True):
     ranges: tuple[tuple[int, int], ...] = ()
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a checkpoint at its origin. Its files are kept one by one, as they are closed.
+
+    Attributes:
+        save_id: "" until it is committed, and again when it is being saved anew.
+        files: that it consists of, once it is committed.
+    """
+
+    path: LakePath
+    job: JobName
+    step: int
+    save_id: str = ""
+    files: int = 0
+    bytes: int = 0
+    labels: Labels | None = None
+    begun_ns: int = 0
+    committed_ns: int = 0
+
+
 # --- links and the ledger --------------------------------------------------------------------------------------------
 
 
@@ -421,6 +459,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         fallbacks: reads that had to take the remote path although there was a copy.
         wan_bytes, byte_hours, cpu_s: cost.
         saved_s: waiting that readers did not have, from control reads (docs/foresight.md).
+        shadow: nothing was copied for it.
     """
 
     hint: HintId
@@ -446,6 +485,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     byte_hours: float = 0.0
     cpu_s: float = 0.0
     saved_s: float = 0.0
+    shadow: bool = False
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

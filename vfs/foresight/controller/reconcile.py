@@ -1,0 +1,342 @@
+"""Brings one replica a step further: looks, asks the plan, carries the step out.
+
+Each step changes the replica's record only if it is still what was looked at, and can be broken off at any await: bytes are
+written before the record that names them and removed before the record goes, so that whoever looks next finds all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from vfs.checkpoints.manifest import ManifestFile
+from vfs.clock import Clock
+from vfs.errors import Denied, ForemountError
+from vfs.foresight import keys, ledger
+from vfs.foresight.controller.leading import LostLead
+from vfs.foresight.execution import Executor
+from vfs.foresight.keys import Switch
+from vfs.foresight.model import (
+    Checkpoint,
+    FileCopy,
+    Hint,
+    LedgerEntry,
+    Outcome,
+    Phase,
+    ReplicaId,
+    ReplicaRecord,
+    replica_id,
+)
+from vfs.foresight.placing import Place
+from vfs.foresight.plan import Next, Origin, Seen, Step, may_be_last, next_step
+from vfs.foresight.priority import priority
+from vfs.foresight.stores.protocol import CHANGES_MAX, Delete, Item, Put, Store, every
+from vfs.model import SitePath, join
+
+log = logging.getLogger(__name__)
+REST_S = 2.0
+"""Between "not offered any more" and removal: every mount has heard of it, twice over."""
+
+
+class Looked(NamedTuple):
+    """A replica as it was seen, and at which revisions."""
+
+    seen: Seen
+    revisions: dict[str, int]
+    priority: float
+
+
+def record_for(hint: Hint, place: Place, labels: Any, now_ns: int) -> ReplicaRecord:
+    """Return the replica that a hint wants at a place, before anything was done for it."""
+    name = replica_id(hint.id, hint.path, place.site, place.root)
+    return ReplicaRecord(
+        id=name,
+        hint=hint.id,
+        job=hint.job,
+        mechanism=hint.mechanism,
+        path=hint.path,
+        site=place.site,
+        root=SitePath(join(place.root, name)),
+        phase=Phase.REFUSED if place.refused else Phase.DESIRED,
+        step=hint.step,
+        labels=labels,
+        priority=priority(hint.urgency),
+        hot=place.hot,
+        count=place.count,
+        expires_in_s=place.expires_in_s,
+        reason=place.refused,
+        made_ns=now_ns,
+    )
+
+
+class Reconciler:
+    """Carries steps out.
+
+    Args:
+        wanted: whether a place of a hint still holds the replica: places may be taken out of the configuration.
+        origin: asks the origin what it has of these copies.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        clock: Clock,
+        *,
+        origin: Callable[[ReplicaRecord, Sequence[FileCopy]], Awaitable[Origin]],
+        wanted: Callable[[ReplicaRecord, Hint], bool] = lambda replica, hint: True,
+        rest_s: float = REST_S,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._clock = clock
+        self._origin = origin
+        self._wanted = wanted
+        self._rest_s = rest_s
+        self._resting: dict[ReplicaId, float] = {}
+
+    async def admit(self, hint: Hint, places: Sequence[Place]) -> list[ReplicaId]:
+        """Make records of the replicas that a hint wants, where there are none; return the new ones."""
+        kept = await self._store.get(keys.checkpoint_key(hint.path))
+        known: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
+        labels = known.labels if known is not None and known.labels is not None else hint.labels
+        made = []
+        for place in places:
+            record = record_for(hint, place, labels, self._clock.wall_ns())
+            key = keys.replica_key(record.id)
+            if await self._store.write([Put(key, keys.encode(record))], expect={key: 0}):
+                made.append(record.id)
+                if record.phase is Phase.REFUSED:
+                    log.warning("no copy of %s at %s: %s", record.path, record.site, record.reason)
+                    await self._refuse(record)
+        return made
+
+    async def look(self, replica: ReplicaId) -> Looked | None:
+        """Return what is there now; None: no such replica."""
+        kept = await self._store.get(keys.replica_key(replica))
+        if kept is None:
+            self._resting.pop(replica, None)
+            return None
+        record: ReplicaRecord = keys.decode(kept.value, ReplicaRecord)
+        revisions = {kept.key: kept.revision}
+        hint = await self._get(keys.hint_key(record.hint), Hint, revisions)
+        checkpoint = await self._get(keys.checkpoint_key(record.path), Checkpoint, revisions)
+        why = await self._unwanted(record, hint)
+        seen = Seen(
+            record,
+            wanted=not why,
+            why=why,
+            checkpoint=checkpoint,
+            files=await self._records(keys.files_prefix(record.path), ManifestFile) if not why else None,
+            copies=await self._records(keys.copies_prefix(replica), FileCopy),
+            is_open=record.phase is Phase.EXPIRING and await self._is_open(replica),
+            rested=self._rested(record),
+        )
+        if record.phase is Phase.EXPIRING and why and seen.rested and not seen.is_open and may_be_last(seen):
+            found = await self._origin(record, list((seen.copies or {}).values()))
+            seen = dataclasses.replace(seen, origin=found)
+        return Looked(seen, revisions, priority(hint.urgency) if hint is not None else record.priority)
+
+    async def _get(self, key: str, kind: type[Any], revisions: dict[str, int]) -> Any:
+        kept = await self._store.get(key)
+        revisions[key] = 0 if kept is None else kept.revision
+        return None if kept is None else keys.decode(kept.value, kind)
+
+    async def _records(self, prefix: str, kind: type[Any]) -> dict[str, Any]:
+        items, _ = await every(self._store, prefix)
+        return {item.key[len(prefix) :]: keys.decode(item.value, kind) for item in items}
+
+    async def _unwanted(self, record: ReplicaRecord, hint: Hint | None) -> str:
+        """Return why nobody wants a replica any more, "" where somebody does."""
+        if hint is None:
+            return "its hint is gone"
+        if hint.shadow:
+            return "its job's predictions came to nothing too often"
+        if not self._wanted(record, hint):
+            return "its place is not in the configuration any more"
+        switch = await self._store.get(keys.switch_key(record.mechanism))
+        if switch is not None and not keys.decode(switch.value, Switch).on:
+            return f"{record.mechanism} is switched off"
+        if (
+            record.phase is Phase.PUBLISHED
+            and record.expires_in_s
+            and await self._store.get(keys.lives_key(record.id)) is None
+        ):
+            return "it has lived as long as it may"
+        return ""
+
+    async def _is_open(self, replica: ReplicaId) -> bool:
+        return bool((await self._store.range(keys.open_prefix(replica), limit=1)).items)
+
+    def _rested(self, record: ReplicaRecord) -> bool:
+        """Return whether it has been out of the offer for long enough, as this controller has seen it."""
+        if record.phase is not Phase.EXPIRING:
+            self._resting.pop(record.id, None)
+            return False
+        now_s = self._clock.monotonic_s()
+        return now_s - self._resting.setdefault(record.id, now_s) >= self._rest_s
+
+    def waits_s(self, replica: ReplicaId, otherwise_s: float) -> float | None:
+        """Return after how long a replica that is not offered any more is to be looked at again; None: it is offered."""
+        since_s = self._resting.get(replica)
+        if since_s is None:
+            return None
+        left_s = self._rest_s - (self._clock.monotonic_s() - since_s)
+        return left_s if left_s > 0 else otherwise_s
+
+    async def step(self, replica: ReplicaId) -> Next:
+        """Look once and carry out one step.
+
+        Raises:
+            ForemountError: it failed and was noted as an attempt; to be tried again later.
+        """
+        looked = await self.look(replica)
+        if looked is None:
+            return Next(Step.WAIT, "it is gone")
+        record, next_one = looked.seen.replica, next_step(looked.seen)
+        try:
+            await self._carry_out(next_one, looked)
+        except Denied as exc:
+            await self._refuse(record)
+            await self._note(record, phase=Phase.REFUSED, reason=str(exc))
+        except LostLead:
+            raise
+        except ForemountError as exc:
+            await self._note(record, attempts=record.attempts + 1, reason=str(exc))
+            raise
+        return next_one
+
+    async def _carry_out(self, what: Next, looked: Looked) -> None:
+        seen, record = looked.seen, looked.seen.replica
+        match what.step:
+            case Step.WAIT:
+                return
+            case Step.COPY:
+                await self._copy(record, what.files, dict(seen.copies or {}), looked.priority)
+            case Step.VERIFY:
+                await self._verify(looked)
+            case Step.PUBLISH:
+                await self._publish(looked)
+            case Step.AGAIN:
+                await self._change(record, looked.revisions, phase=Phase.COPYING, save_id="", reason=what.why)
+            case Step.EXPIRE:
+                log.info("replica %s of %s at %s expires: %s", record.id, record.path, record.site, what.why)
+                await self._change(record, looked.revisions, phase=Phase.EXPIRING, reason=what.why)
+            case Step.DROP:
+                await self._drop(looked)
+            case Step.FORGET:
+                await self._forget(record)
+
+    async def _change(self, record: ReplicaRecord, revisions: Mapping[str, int], *more: Put | Delete, **fields: Any) -> bool:
+        """Write the record with these fields if nothing that was looked at has changed."""
+        changed = msgspec.structs.replace(record, **fields)
+        return await self._store.write([Put(keys.replica_key(record.id), keys.encode(changed)), *more], expect=revisions)
+
+    async def _note(self, record: ReplicaRecord, **fields: Any) -> None:
+        """Write fields into whatever the record is by now."""
+        kept = await self._store.get(keys.replica_key(record.id))
+        if kept is not None:
+            await self._change(keys.decode(kept.value, ReplicaRecord), {kept.key: kept.revision}, **fields)
+
+    async def _copy(
+        self, record: ReplicaRecord, files: Sequence[ManifestFile], copies: dict[str, FileCopy], urgency: float
+    ) -> None:
+        lock = asyncio.Lock()
+        await self._note(record, phase=Phase.COPYING, priority=urgency)
+        record = msgspec.structs.replace(record, phase=Phase.COPYING, priority=urgency)
+
+        async def done(copy: FileCopy) -> None:
+            async with lock:  # each count is made of the one before
+                copies[copy.path] = copy
+                await self._report(record, copy, copies)
+
+        await self._executor.copy(record, files, done)
+        await self._note(record, attempts=0, reason="")
+
+    async def _report(self, record: ReplicaRecord, copy: FileCopy, copies: Mapping[str, FileCopy]) -> None:
+        """Note a file that was copied, in the record and in the ledger, together."""
+        size = sum(length for _, length in copy.ranges) or copy.size
+        while True:
+            kept = await self._store.get(keys.replica_key(record.id))
+            if kept is None:
+                return
+            now: ReplicaRecord = keys.decode(kept.value, ReplicaRecord)
+            total = sum(sum(length for _, length in each.ranges) or each.size for each in copies.values())
+            now = msgspec.structs.replace(now, files=len(copies), bytes=total)
+            changes = [Put(kept.key, keys.encode(now)), Put(keys.copies_prefix(record.id) + copy.path, keys.encode(copy))]
+            expect = {kept.key: kept.revision}
+            line = await self._line(record)
+            if line is not None:
+                entry = ledger.prepared(keys.decode(line.value, LedgerEntry), size, size)
+                changes.append(Put(line.key, keys.encode(entry)))
+                expect[line.key] = line.revision
+            if await self._store.write(changes, expect=expect):
+                return
+
+    async def _verify(self, looked: Looked) -> None:
+        seen, record = looked.seen, looked.seen.replica
+        copies = seen.copies or {}
+        assert seen.checkpoint is not None and seen.checkpoint.save_id
+        broken = await self._executor.check(record, list(copies.values()))
+        if broken:
+            log.warning(
+                "replica %s of %s at %s: %s files are not as they were", record.id, record.path, record.site, len(broken)
+            )
+            for start in range(0, len(broken), CHANGES_MAX):
+                gone = broken[start : start + CHANGES_MAX]
+                await self._store.write([Delete(keys.copies_prefix(record.id) + path) for path in gone])
+            return
+        await self._change(record, looked.revisions, phase=Phase.VERIFIED, save_id=seen.checkpoint.save_id)
+
+    async def _publish(self, looked: Looked) -> None:
+        """Offer the copy to all mounts: one change, made only if the hint and the checkpoint are what was looked at."""
+        record, now_ns = looked.seen.replica, self._clock.wall_ns()
+        more: list[Put | Delete] = []
+        if record.expires_in_s:
+            lease = await self._store.lease(record.expires_in_s)
+            more.append(Put(keys.lives_key(record.id), b"", lease))
+        revisions = dict(looked.revisions)
+        line = await self._line(record)
+        if line is not None:
+            entry = ledger.published(keys.decode(line.value, LedgerEntry), record, now_ns)
+            more.append(Put(line.key, keys.encode(entry)))
+            revisions[line.key] = line.revision
+        fields = {"phase": Phase.PUBLISHED, "ready_ns": now_ns, "published_ns": now_ns, "reason": ""}
+        if await self._change(record, revisions, *more, **fields):
+            log.info("replica %s of %s at %s is published", record.id, record.path, record.site)
+
+    async def _drop(self, looked: Looked) -> None:
+        """Remove the bytes, those too that a copy which was broken off has left."""
+        seen, record = looked.seen, looked.seen.replica
+        await self._executor.drop(record, list((seen.copies or {}).values()))
+        revisions = {keys.replica_key(record.id): looked.revisions[keys.replica_key(record.id)]}
+        more: list[Put | Delete] = []
+        line = await self._line(record)
+        if line is not None:
+            entry = ledger.dropped(keys.decode(line.value, LedgerEntry), record, self._clock.wall_ns())
+            more.append(Put(line.key, keys.encode(entry)))
+            revisions[line.key] = line.revision
+        await self._change(record, revisions, *more, phase=Phase.DROPPED)
+
+    async def _forget(self, record: ReplicaRecord) -> None:
+        items, _ = await every(self._store, keys.copies_prefix(record.id))
+        for start in range(0, len(items), CHANGES_MAX):
+            await self._store.write([Delete(item.key) for item in items[start : start + CHANGES_MAX]])
+        await self._store.write([Delete(keys.replica_key(record.id)), Delete(keys.lives_key(record.id))])
+
+    async def _line(self, record: ReplicaRecord) -> Item | None:
+        return await self._store.get(keys.ledger_key(record.job, record.hint))
+
+    async def _refuse(self, record: ReplicaRecord) -> None:
+        """Note in the ledger that there will be no copy."""
+        line = await self._line(record)
+        if line is not None:
+            entry: LedgerEntry = keys.decode(line.value, LedgerEntry)
+            if entry.outcome is Outcome.OPEN:
+                refused = msgspec.structs.replace(entry, outcome=Outcome.REFUSED)
+                await self._store.write([Put(line.key, keys.encode(refused))], expect={line.key: line.revision})

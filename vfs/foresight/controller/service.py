@@ -1,0 +1,354 @@
+"""One controller of several: it waits until it leads, and then does the work of all.
+
+Flow of the leader: everything is read once; a watch says what changes from then on. An event that was accepted is taken in; a
+hint gets its replicas; a replica that something has happened to is brought further until nothing can be done, the most urgent
+first, at most `WORKERS` at a time and urgent ones beyond that. A replica whose hint goes while it is being copied is stopped.
+
+Tasks: the watch, the intake, the clockwork that looks again at what waits, and one for each replica that is at work.
+Memory: the hints and the records of replicas that wait, not their files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import heapq
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from vfs.backoff import doubled_s
+from vfs.clock import Clock
+from vfs.errors import ForemountError
+from vfs.foresight import keys
+from vfs.foresight.controller.intake import Intake
+from vfs.foresight.controller.leading import LEASE_S, Fenced, LostLead, leading
+from vfs.foresight.controller.reconcile import Reconciler
+from vfs.foresight.execution import Executor
+from vfs.foresight.jobs import JobState
+from vfs.foresight.model import FileCopy, Hint, HintId, Mechanism, Phase, ReplicaId, ReplicaRecord
+from vfs.foresight.placing import Place
+from vfs.foresight.plan import Origin, Step
+from vfs.foresight.priority import priority
+from vfs.foresight.stores.protocol import Change, Compacted, Store, every
+from vfs.model import LakePath
+
+log = logging.getLogger(__name__)
+WORKERS = 256
+"""Replicas at work; the measured number of transfers at a time on one link is 208 (PROBLEM.md A1)."""
+LOOK_S = 1.0
+RETRY_S = 1.0
+RETRY_S_MAX = 300.0
+ADMITTED_AT_ONCE = 64
+AGAIN_S = 30.0
+"""After which a copy that may not be dropped is looked at again: the origin may answer by then."""
+_URGENT = 1.0
+_SETTLED = (Phase.PUBLISHED, Phase.REFUSED)
+
+
+class Controller:
+    """Runs until it is cancelled; see `run`.
+
+    Attributes:
+        leads: now.
+        steps: that were carried out, by name; for figures.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        clock: Clock,
+        *,
+        name: str,
+        places: Callable[[Hint], Awaitable[Sequence[Place]]],
+        origin: Callable[[ReplicaRecord, Sequence[FileCopy]], Awaitable[Origin]],
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.store = store
+        self.name = name
+        self._executor = executor
+        self._clock = clock
+        self._places = places
+        self._origin = origin
+        self._lease_s = lease_s
+        self.leads = False
+        self.steps: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Lead whenever nobody else does."""
+        attempts = 0
+        while True:
+            try:
+                async with leading(self.store, self.name, self._clock, lease_s=self._lease_s) as (fenced, keeping):
+                    self.leads, attempts = True, 0
+                    await self._lead(fenced, keeping)
+            except ForemountError as exc:
+                attempts += 1
+                log.warning("%s does not lead: %s", self.name, exc)
+                await asyncio.sleep(doubled_s(RETRY_S, RETRY_S_MAX, attempts) if attempts else 0)
+            finally:
+                self.leads = False
+
+    async def _lead(self, fenced: Fenced, keeping: asyncio.Task[None]) -> None:
+        work = asyncio.ensure_future(_Lead(self, fenced).run())
+        try:
+            done, _ = await asyncio.wait([work, keeping], return_when=asyncio.FIRST_COMPLETED)
+            if work in done:
+                await work
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+class _Lead:
+    """One term of a leader.
+
+    Attributes:
+        _hints: all that are open.
+        _replicas: all there are: of which hint, path and mechanism.
+        _of: replicas of each hint.
+        _paths: hints for each checkpoint.
+        _ready: replicas to be looked at: (-priority, number, id); `_listed` are those in it.
+        _running: replicas at work, with their tasks; `_again` are those to be looked at once more when they are done.
+        _later: (when, id) of those that wait for a time.
+    """
+
+    def __init__(self, controller: Controller, store: Fenced) -> None:
+        self._controller = controller
+        self._store = store
+        self._clock = controller._clock
+        self._intake = Intake(store, self._clock)
+        self._reconciler = Reconciler(store, controller._executor, self._clock, origin=controller._origin)
+        self._hints: dict[HintId, Hint] = {}
+        self._replicas: dict[ReplicaId, tuple[HintId, LakePath, Mechanism]] = {}
+        self._of: dict[HintId, set[ReplicaId]] = {}
+        self._paths: dict[LakePath, set[HintId]] = {}
+        self._ready: list[tuple[float, int, ReplicaId]] = []
+        self._listed: set[ReplicaId] = set()
+        self._running: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._again: set[ReplicaId] = set()
+        self._later: list[tuple[float, ReplicaId]] = []
+        self._failed: dict[ReplicaId, int] = {}
+        self._checkpoints: dict[str, LakePath] = {}
+        self._numbers = itertools.count()
+        self._events = asyncio.Event()
+        self._work = asyncio.Event()
+        self._dispatching = asyncio.Event()
+        self._new_hints: list[Hint] = []
+
+    async def run(self) -> None:
+        """Work until the lead is lost or the store fails."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                revision = await self._read_all()
+                group.create_task(self._follow(revision))
+                group.create_task(self._take_events())
+                group.create_task(self._admit())
+                group.create_task(self._dispatch(group))
+                group.create_task(self._look_again())
+        except* Compacted:
+            log.info("%s fell behind the changes and reads everything again", self._controller.name)
+        except* ForemountError as failed:
+            raise failed.exceptions[0] from failed
+
+    async def _read_all(self) -> int:
+        begun_s = self._clock.monotonic_s()
+        hints, revision = await every(self._store, keys.HINTS)
+        for item in hints:
+            self._hint_changed(keys.decode(item.value, Hint))
+        for item in (await every(self._store, keys.REPLICAS))[0]:
+            self._replica_changed(keys.decode(item.value, ReplicaRecord))
+        await self._end_hints()
+        self._events.set()
+        took_s = self._clock.monotonic_s() - begun_s
+        log.info(
+            "%s knows %s hints and %s replicas after %.2f s",
+            self._controller.name,
+            len(self._hints),
+            len(self._replicas),
+            took_s,
+        )
+        return revision
+
+    async def _end_hints(self) -> None:
+        """Note the hints whose time ran out while nobody led."""
+        for item in (await every(self._store, keys.JOBS))[0]:
+            job: JobState = keys.decode(item.value, JobState)
+            for hint in job.hints:
+                if hint.id not in self._hints:
+                    await self._intake.hint_ended(job.job, hint.id)
+
+    # --- what changes ---------------------------------------------------------------------------------------------
+
+    async def _follow(self, revision: int) -> None:
+        async for changes in self._store.watch("", revision):
+            for change in changes:
+                await self._changed(change)
+
+    async def _changed(self, change: Change) -> None:
+        room, _, rest = change.key.partition("/")
+        match room:
+            case "inbox" if change.value is not None:
+                self._events.set()
+            case "hints" if change.value is not None:
+                self._hint_changed(keys.decode(change.value, Hint))
+            case "hints":
+                await self._hint_gone(HintId(rest))
+            case "replicas" if change.value is not None:
+                self._replica_changed(keys.decode(change.value, ReplicaRecord))
+            case "replicas":
+                self._forget(ReplicaId(rest))
+            case "checkpoints" | "files":
+                self._checkpoint_changed(rest.partition("/")[0])
+            case "open" | "lives" if change.value is None:
+                self._look(ReplicaId(rest.partition("/")[0]))
+            case "switches":
+                for replica, (_, _, mechanism) in list(self._replicas.items()):
+                    if mechanism == rest:
+                        self._look(replica)
+
+    def _hint_changed(self, hint: Hint) -> None:
+        self._hints[hint.id] = hint
+        self._paths.setdefault(hint.path, set()).add(hint.id)
+        self._checkpoints[keys.checkpoint_key(hint.path).partition("/")[2]] = hint.path
+        self._new_hints.append(hint)
+        self._work.set()
+        for replica in self._of.get(hint.id, ()):
+            self._look(replica)
+
+    async def _hint_gone(self, name: HintId) -> None:
+        hint = self._hints.pop(name, None)
+        if hint is None:
+            return
+        paths = self._paths[hint.path]
+        paths.discard(name)
+        if not paths:
+            del self._paths[hint.path]
+            self._checkpoints.pop(keys.checkpoint_key(hint.path).partition("/")[2], None)
+        for replica in self._of.get(name, ()):
+            if replica in self._running:
+                self._running[replica].cancel()
+            self._look(replica)
+        await self._intake.hint_ended(hint.job, name)
+
+    def _replica_changed(self, record: ReplicaRecord) -> None:
+        known = self._replicas.get(record.id)
+        self._replicas[record.id] = record.hint, record.path, record.mechanism
+        self._of.setdefault(record.hint, set()).add(record.id)
+        settled = record.phase in _SETTLED and record.hint in self._hints
+        if known is None and not settled:
+            self._look(record.id)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        known = self._replicas.pop(replica, None)
+        self._failed.pop(replica, None)
+        if known is not None:
+            self._of[known[0]].discard(replica)
+            if not self._of[known[0]]:
+                del self._of[known[0]]
+            if known[0] in self._hints:
+                self._new_hints.append(self._hints[known[0]])
+                self._work.set()
+
+    def _checkpoint_changed(self, name: str) -> None:
+        path = self._checkpoints.get(name)
+        for hint in self._paths.get(path, ()) if path is not None else ():
+            for replica in self._of.get(hint, ()):
+                self._look(replica)
+
+    # --- the work -------------------------------------------------------------------------------------------------
+
+    async def _take_events(self) -> None:
+        while True:
+            await self._events.wait()
+            self._events.clear()
+            while await self._intake.take_in():
+                pass
+
+    async def _admit(self) -> None:
+        """Give each new hint its replicas."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            hints, self._new_hints = self._new_hints, []
+            for start in range(0, len(hints), ADMITTED_AT_ONCE):
+                await asyncio.gather(*map(self._place, hints[start : start + ADMITTED_AT_ONCE]))
+
+    async def _place(self, hint: Hint) -> None:
+        if self._hints.get(hint.id) is hint and not hint.shadow:
+            await self._reconciler.admit(hint, await self._controller._places(hint))
+
+    def _look(self, replica: ReplicaId) -> None:
+        """Have a replica looked at: now, or once more when who is at it is done."""
+        if replica in self._running:
+            self._again.add(replica)
+        elif replica in self._replicas and replica not in self._listed:
+            self._listed.add(replica)
+            hint = self._hints.get(self._replicas[replica][0])
+            urgency = priority(hint.urgency) * hint.confidence if hint is not None else 0.0
+            heapq.heappush(self._ready, (-urgency, next(self._numbers), replica))
+            self._dispatching.set()
+
+    async def _dispatch(self, group: asyncio.TaskGroup) -> None:
+        """Put the most urgent replicas to work: so many at a time, and those that are urgent beyond that."""
+        while True:
+            await self._dispatching.wait()
+            self._dispatching.clear()
+            while self._ready and (len(self._running) < WORKERS or -self._ready[0][0] >= _URGENT * 0.5):
+                _, _, replica = heapq.heappop(self._ready)
+                self._listed.discard(replica)
+                if replica in self._replicas:
+                    task = group.create_task(self._bring_further(replica))
+                    self._running[replica] = task
+                    task.add_done_callback(functools.partial(self._done, replica))
+
+    def _done(self, replica: ReplicaId, _: asyncio.Task[None]) -> None:
+        self._running.pop(replica, None)
+        if replica in self._again:
+            self._again.discard(replica)
+            self._look(replica)
+        self._dispatching.set()
+
+    async def _bring_further(self, replica: ReplicaId) -> None:
+        """Carry out steps until there is nothing to do now. Cancelled where its hint is gone: the next look takes it away."""
+        try:
+            while True:
+                taken = await self._reconciler.step(replica)
+                self._controller.steps[taken.step] = self._controller.steps.get(taken.step, 0) + 1
+                self._failed.pop(replica, None)
+                if taken.step is Step.WAIT:
+                    break
+        except LostLead:
+            raise
+        except ForemountError as exc:
+            attempts = self._failed[replica] = self._failed.get(replica, 0) + 1
+            wait_s = doubled_s(RETRY_S, RETRY_S_MAX, attempts)
+            log.warning("replica %s: %s; tried again in %.0f s", replica, exc, wait_s)
+            heapq.heappush(self._later, (self._clock.monotonic_s() + wait_s, replica))
+            return
+        wait_s = self._reconciler.waits_s(replica, AGAIN_S)
+        if wait_s is not None:
+            heapq.heappush(self._later, (self._clock.monotonic_s() + wait_s, replica))
+
+    async def _look_again(self) -> None:
+        """Look at what waits for a time, and at events that wait for one before them."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = self._clock.monotonic_s()
+            while self._later and self._later[0][0] <= now_s:
+                self._look(heapq.heappop(self._later)[1])
+            if self._intake.waiting:
+                self._events.set()
+
+
+@contextlib.asynccontextmanager
+async def running(controller: Controller) -> AsyncIterator[Controller]:
+    """Run a controller until the block ends."""
+    task = asyncio.ensure_future(controller.run())
+    try:
+        yield controller
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
