@@ -275,6 +275,22 @@ class ReplicaServer(_Document, frozen=True):
     rate: Bytes = Bytes(0)
     certificate: str = ""
     key: str = ""
+class Foresight(_Document, frozen=True):
+    """The controller of predictions and copies (docs/foresight.md). Without the table there is none.
+
+    Attributes:
+        controllers: "http://host:port" of those that this mount asks; empty: the agent is the controller itself.
+        store: where the controller keeps the shared catalog: "etcd://host:port,host:port", or a directory on a local file
+            system; "": `foresight` in the cache's directory.
+        address: "host:port" that the controller is asked at, besides its socket; "" for none. Needs `tokens`.
+        tokens: file of lines "NAME SECRET", mode 0600: who may ask a controller over TCP, and with what this mount signs: the
+            first line.
+    """
+
+    controllers: list[str] = []
+    store: str = ""
+    address: str = ""
+    tokens: str = ""
 
 
 class Config(_Document, frozen=True):
@@ -289,6 +305,7 @@ class Config(_Document, frozen=True):
     policies: list[str] = []
     samples: Samples | None = None
     replica_server: ReplicaServer | None = None
+    foresight: Foresight | None = None
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -414,6 +431,7 @@ def _check_references(config: Config, name: str) -> None:
         if prefix.split("/")[0] == ".jobs":
             raise InvalidConfig(f"{where}.prefix", "/.jobs belongs to the samples of jobs", "choose another prefix")
     _check_admin(config.admin, name)
+    _check_foresight(config.foresight, name)
     if config.staging.drain > DRAIN_S_MAX:
         raise InvalidConfig(f"{name}: staging.drain", f"is more than {DRAIN_S_MAX:g}s, after which the agent is killed")
     for site, kind in config.sites.items():
@@ -431,6 +449,26 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{address!r} is no host:port")
     return host.strip("[]"), int(port)
+
+
+def _check_foresight(foresight: Foresight | None, name: str) -> None:
+    """Refuse a controller on the network that would believe anybody."""
+    if foresight is None:
+        return
+    if (foresight.address or foresight.controllers) and not foresight.tokens:
+        hint = "what goes over the network is signed; openssl rand -hex 24 makes a secret"
+        raise InvalidConfig(f"{name}: foresight.tokens", "is missing", hint)
+    if foresight.address:
+        try:
+            host_and_port(foresight.address)
+        except ValueError as exc:
+            raise InvalidConfig(f"{name}: foresight.address", str(exc), 'write "host:port"') from exc
+
+
+def foresight_store(config: Config) -> str:
+    """Return where the shared catalog of a controller is."""
+    assert config.foresight is not None
+    return config.foresight.store or os.path.join(config.cache.directory, "foresight")
 
 
 def _check_admin(admin: Admin, name: str) -> None:

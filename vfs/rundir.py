@@ -64,6 +64,11 @@ class RunDir:
         return os.path.join(self.path, "jobs.sock")
 
     @property
+    def foresight_socket(self) -> str:
+        """Return the socket of the agent's own controller (`vfs/foresight/controller/api.py`)."""
+        return os.path.join(self.path, "foresight.sock")
+
+    @property
     def job_inodes(self) -> str:
         """Return the LMDB environment of the worker of `.jobs`."""
         return os.path.join(self.path, "jobinodes.lmdb")

@@ -175,7 +175,7 @@ class World:
         event = Event(id=f"e{self.events}", job=JOB, what=what, source="trainer", seq=self.events)
         while True:
             try:
-                await accept(self.store, event, self.marks)
+                await accept(self.store, event, self.marks, self.clock.wall_ns())
                 return event
             except Killed:
                 self.restart()
@@ -377,9 +377,9 @@ async def test_saving_a_path_anew_takes_the_old_copy_away_first(world: World) ->
 
 async def test_event_that_is_sent_twice_counts_once(world: World) -> None:
     event = await world.tell(EvaluationScheduled(evaluation="a", step=1000, site=EVAL))
-    assert not await accept(world.store, event, world.marks)
+    assert not await accept(world.store, event, world.marks, world.clock.wall_ns())
     await world.intake.take_in()
-    assert not await accept(world.store, event, world.marks)
+    assert not await accept(world.store, event, world.marks, world.clock.wall_ns())
     assert await world.intake.take_in() == 0
 
 
@@ -388,11 +388,11 @@ async def test_events_of_a_source_are_taken_in_by_number_and_a_gap_is_waited_for
         return Event(id=f"n{seq}", job=JOB, what=SaveBegun(step=seq, path=PATH), source="mount", seq=seq)
 
     for seq in (3, 2):
-        await accept(world.store, saved(seq), world.marks)
+        await accept(world.store, saved(seq), world.marks, world.clock.wall_ns())
     assert await world.intake.take_in() == 0
-    await accept(world.store, saved(1), world.marks)
+    await accept(world.store, saved(1), world.marks, world.clock.wall_ns())
     assert await world.intake.take_in() == 3
-    await accept(world.store, saved(5), world.marks)
+    await accept(world.store, saved(5), world.marks, world.clock.wall_ns())
     assert await world.intake.take_in() == 0
     world.clock.advance(10)
     assert await world.intake.take_in() == 1, "what never comes is not waited for without end"

@@ -65,7 +65,11 @@ def job_key(job: JobName) -> str:
 
 
 def inbox_key(job: JobName, source: str, seq: int, event: str) -> str:
-    """Return the key of an event: those of one source are in the order of their numbers."""
+    """Return the key of an event: those of one source are in the order of their numbers.
+
+    Args:
+        seq: of one without a number, the time in ns: it is taken in after those that came before.
+    """
     return f"{INBOX}{_part(job)}/{_part(source)}/{seq:020d}/{_part(event)}"
 
 

@@ -72,6 +72,15 @@ class TensorRanks(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[tuple[int, int, int], ...]
 
 
+class HotRange(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a file that many read at once; length 0 is the whole file."""
+
+    path: LakePath
+    offset: int = 0
+    length: int = 0
+    readers: int = 1
+
+
 class JobSubmitted(msgspec.Struct, frozen=True, kw_only=True, tag="job_submitted"):
     """A job will start.
 
@@ -206,6 +215,29 @@ class Anomaly(msgspec.Struct, frozen=True, kw_only=True, tag="anomaly"):
     gradient_norm: float = 0.0
 
 
+class HotFiles(msgspec.Struct, frozen=True, kw_only=True, tag="hot_files"):
+    """Many will read the same bytes at once: `SetReplicationHints`.
+
+    Attributes:
+        path: directory of the checkpoint that they belong to.
+        site: where the readers are.
+        ttl_s: the copies are not needed any more after this.
+    """
+
+    path: LakePath
+    site: SiteName
+    ranges: tuple[HotRange, ...]
+    starts_in_s: float = 0.0
+    ttl_s: float = 3600.0
+
+
+class HintCancelled(msgspec.Struct, frozen=True, kw_only=True, tag="hint_cancelled"):
+    """Somebody takes a hint back, and its copies with it."""
+
+    hint: HintId
+    why: str = ""
+
+
 class ReplicaReads(msgspec.Struct, frozen=True, kw_only=True, tag="replica_reads"):
     """What a mount read from a replica since it said so last.
 
@@ -233,6 +265,8 @@ Happening = (
     | EvaluationCancelled
     | Restarted
     | Anomaly
+    | HotFiles
+    | HintCancelled
     | ReplicaReads
 )
 
@@ -272,15 +306,6 @@ class Urgency(msgspec.Struct, frozen=True, kw_only=True):
     importance: float = 0.5
     severity: float = 0.0
     urgent: bool = False
-
-
-class HotRange(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of a file that many read at once; length 0 is the whole file."""
-
-    path: LakePath
-    offset: int = 0
-    length: int = 0
-    readers: int = 1
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):

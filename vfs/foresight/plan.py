@@ -51,7 +51,8 @@ class Seen:
         wanted: its hint lives, its mechanism is on, and it has not outlived what it may.
         why: it is not, for people.
         checkpoint: None: nothing is known of it.
-        files: that are complete at the origin, by path.
+        files: that are complete at the origin and belong into the copy, by path.
+        count: of those that belong into it, once all are there.
         copies: that were verified at the destination, by path.
         is_open: somebody reads from it, or has not said that they stopped.
         rested: long enough since it was last offered that everybody has heard so.
@@ -63,6 +64,7 @@ class Seen:
     why: str = ""
     checkpoint: Checkpoint | None = None
     files: Mapping[str, ManifestFile] | None = None
+    count: int = 0
     copies: Mapping[str, FileCopy] | None = None
     is_open: bool = False
     rested: bool = False
@@ -122,7 +124,7 @@ def _towards(seen: Seen) -> Next:
         return Next(Step.COPY, files=files)
     if not save_id:
         return Next(Step.WAIT, "the checkpoint is not committed")
-    if seen.checkpoint is not None and len(seen.files or ()) < seen.checkpoint.files:
+    if len(seen.files or ()) < seen.count:
         return Next(Step.WAIT, "not all files of the checkpoint are known")
     return Next(Step.VERIFY)
 

@@ -32,7 +32,9 @@ from vfs.foresight.model import (
     FileClosed,
     Happening,
     Hint,
+    HintCancelled,
     HintId,
+    HotFiles,
     JobSubmitted,
     Mechanism,
     Outcome,
@@ -153,6 +155,10 @@ def predict(job: JobState, what: Happening, now_ns: int) -> Prediction:
             _restarted(draft, what)
         case Anomaly():
             _anomaly(draft, what)
+        case HotFiles():
+            _hot(draft, what)
+        case HintCancelled(hint=hint, why=why):
+            draft.withdraw((each for each in draft.job.hints if each.id == hint), why or "somebody took it back")
         case FileClosed() | ReplicaReads():
             pass
     return draft.result()
@@ -185,6 +191,21 @@ def _submitted(draft: _Draft, what: JobSubmitted) -> None:
     if what.checkpoint and what.site:
         why = f"the job was submitted to {what.site} and loads this checkpoint"
         draft.make(_hint(draft, -1, what.checkpoint, what.site, why, ANNOUNCED, starts_in_s=what.starts_in_s))
+
+
+def _hot(draft: _Draft, what: HotFiles) -> None:
+    readers = max((each.readers for each in what.ranges), default=0)
+    hint = _hint(draft, -1, what.path, what.site, f"the job says that {readers} will read at once", ANNOUNCED)
+    hot = msgspec.structs.replace(
+        hint,
+        id=hint_id(draft.job.job, Mechanism.HOT_FILES, what.path, -1, what.site),
+        mechanism=Mechanism.HOT_FILES,
+        hot=what.ranges,
+        starts_in_s=what.starts_in_s,
+        ttl_s=what.ttl_s + what.starts_in_s,
+    )
+    draft.withdraw((each for each in draft.job.hints if each.id == hot.id and each.hot != hot.hot), "other files are hot now")
+    draft.make(hot)
 
 
 def _saving(draft: _Draft, step: int, path: LakePath) -> None:

@@ -41,6 +41,7 @@ SEEN_S = 7 * 24 * 3600.0
 FILES_S = 14 * 24 * 3600.0
 """How long is remembered which files a checkpoint consists of; a copy keeps a list of its own."""
 MARKS_PER_LEASE_S = 3600.0
+JOBS_AT_ONCE = 64
 GAP_S = 10.0
 NAME_CHARS_MAX = 200
 
@@ -66,7 +67,7 @@ class Marks:
             return self._lease
 
 
-async def accept(store: Store, event: Event, marks: Marks) -> bool:
+async def accept(store: Store, event: Event, marks: Marks, now_ns: int) -> bool:
     """Write an event down; False: it had been accepted before.
 
     Raises:
@@ -78,7 +79,7 @@ async def accept(store: Store, event: Event, marks: Marks) -> bool:
             raise InvalidConfig(f"event: {name}", f"has {len(value)} characters", f"write 1 to {NAME_CHARS_MAX}")
     seen = keys.seen_key(event.id)
     changes = [
-        Put(keys.inbox_key(event.job, event.source, event.seq, event.id), keys.encode(event)),
+        Put(keys.inbox_key(event.job, event.source, event.seq or now_ns, event.id), keys.encode(event)),
         Put(seen, b"", await marks.lease()),
     ]
     return await store.write(changes, expect={seen: 0})
@@ -98,13 +99,21 @@ class Intake:
         self.waiting: dict[str, float] = {}
 
     async def take_in(self) -> int:
-        """Take in all that may be; return how many events were."""
+        """Take in all that may be, the jobs beside one another; return how many events were."""
         items, _ = await every(self._store, keys.INBOX)
-        taken = 0
+        jobs: dict[str, list[Item]] = {}
         for item in items:
-            taken += await self._take(item)
-        self.waiting = {key: since for key, since in self.waiting.items() if key in {item.key for item in items}}
+            jobs.setdefault(item.key.split("/")[1], []).append(item)
+        found = list(jobs.values())
+        taken = 0
+        for start in range(0, len(found), JOBS_AT_ONCE):
+            taken += sum(await asyncio.gather(*map(self._take_all, found[start : start + JOBS_AT_ONCE])))
+        here = {item.key for item in items}
+        self.waiting = {key: since for key, since in self.waiting.items() if key in here}
         return taken
+
+    async def _take_all(self, items: Sequence[Item]) -> int:
+        return sum([await self._take(item) for item in items])
 
     async def _take(self, item: Item) -> bool:
         event: Event = keys.decode(item.value, Event)

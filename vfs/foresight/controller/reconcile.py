@@ -127,12 +127,14 @@ class Reconciler:
         hint = await self._get(keys.hint_key(record.hint), Hint, revisions)
         checkpoint = await self._get(keys.checkpoint_key(record.path), Checkpoint, revisions)
         why = await self._unwanted(record, hint)
+        count = len({each.path for each in record.hot}) or (checkpoint.files if checkpoint is not None else 0)
         seen = Seen(
             record,
             wanted=not why,
             why=why,
             checkpoint=checkpoint,
-            files=await self._records(keys.files_prefix(record.path), ManifestFile) if not why else None,
+            files=await self._files(record) if not why else None,
+            count=count,
             copies=await self._records(keys.copies_prefix(replica), FileCopy),
             is_open=record.phase is Phase.EXPIRING and await self._is_open(replica),
             rested=self._rested(record),
@@ -150,6 +152,14 @@ class Reconciler:
     async def _records(self, prefix: str, kind: type[Any]) -> dict[str, Any]:
         items, _ = await every(self._store, prefix)
         return {item.key[len(prefix) :]: keys.decode(item.value, kind) for item in items}
+
+    async def _files(self, record: ReplicaRecord) -> dict[str, ManifestFile]:
+        """Return the files that belong into a copy, as far as they are complete at the origin."""
+        files: dict[str, ManifestFile] = await self._records(keys.files_prefix(record.path), ManifestFile)
+        if not record.hot:
+            return files
+        hot = {each.path for each in record.hot}
+        return {path: file for path, file in files.items() if join(record.path, path) in hot}
 
     async def _unwanted(self, record: ReplicaRecord, hint: Hint | None) -> str:
         """Return why nobody wants a replica any more, "" where somebody does."""
