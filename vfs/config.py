@@ -275,6 +275,8 @@ class ReplicaServer(_Document, frozen=True):
     rate: Bytes = Bytes(0)
     certificate: str = ""
     key: str = ""
+
+
 class Foresight(_Document, frozen=True):
     """The controller of predictions and copies (docs/foresight.md). Without the table there is none.
 
