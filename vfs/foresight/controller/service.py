@@ -328,9 +328,9 @@ class _Lead:
             log.warning("replica %s: %s; tried again in %.0f s", replica, exc, wait_s)
             heapq.heappush(self._later, (self._clock.monotonic_s() + wait_s, replica))
             return
-        wait_s = self._reconciler.waits_s(replica, AGAIN_S)
-        if wait_s is not None:
-            heapq.heappush(self._later, (self._clock.monotonic_s() + wait_s, replica))
+        rests_s = self._reconciler.waits_s(replica, AGAIN_S)
+        if rests_s is not None:
+            heapq.heappush(self._later, (self._clock.monotonic_s() + rests_s, replica))
 
     async def _look_again(self) -> None:
         """Look at what waits for a time, and at events that wait for one before them."""
