@@ -24,6 +24,7 @@ from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.accounts import Accounts
 from vfs.agent.adoption import Adoption
+from vfs.agent.beside import FilesBeside
 from vfs.agent.checkpoints import Checkpoints
 from vfs.agent.holding import Holding
 from vfs.agent.lake import AgentLake
@@ -146,6 +147,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             rule=rules.prefetch_rule,
             read_ahead=loaded.limits.read_ahead,
             spawn=tasks.spawn,
+            beside=FilesBeside(metadata, holding),
         )
         objects = Objects(holding, fetcher, prefetcher)
         accounts = Accounts(clock)

@@ -7,6 +7,7 @@ a stat; the second one in the same directory lists it, so that a scan costs page
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from vfs import wire
 from vfs.checkpoints.commit import rule_for
+from vfs.checkpoints.patterns import generalise
 from vfs.clock import Clock
 from vfs.errors import ForemountError, NotADirectory, NotFound, Unavailable
 from vfs.model import Entry, Kind, LakePath, SiteName, Version, join, split
@@ -103,12 +105,18 @@ class Metadata:
             found, entry = await self._stat_by_listing(parent, path, believed_s)
             if found:
                 return entry
+        if _names_a_step(path) and path not in self._runs and self._catalog.listing(path) is None:
+            self._spawn(self._list_quietly(path))  # who asks for it lists it next: one round trip for both
         begun_ns, under_way = self._stats.get(path, (0, None))
         if under_way is None or begun_ns <= self._catalog.doubted_ns(path):
             under_way = asyncio.ensure_future(self._stat(point, path))
             mine = self._stats[path] = self._clock.wall_ns(), under_way
             under_way.add_done_callback(lambda _: self._stats.get(path) is mine and self._stats.pop(path))
         return await asyncio.shield(under_way)
+
+    async def _list_quietly(self, path: LakePath) -> None:
+        with contextlib.suppress(ForemountError):
+            await self.list(path, 0, 0)
 
     def _believed_s(self, parent: LakePath, path: LakePath) -> float:
         """Return how old a listing may be to answer for `path`: as old as listings may be, and as the file's version."""
@@ -117,6 +125,20 @@ class Metadata:
             return self._ttl_s(parent)
         version_s = self._version_ttl_s(path, known.entry.version.size)
         return version_s and min(version_s, self._ttl_s(parent))
+
+    async def files(self, directory: LakePath) -> Sequence[Entry]:
+        """Return what a directory holds; of a huge one nothing.
+
+        Raises:
+            ForemountError: as `list`.
+        """
+        listed = await self.list(directory, 0, 0)
+        while not listed.complete and listed.count <= _ENTRIES_FOR_LOOKUP:
+            listed = await self.list(directory, listed.generation, listed.count)
+        if listed.count > _ENTRIES_FOR_LOOKUP:
+            return []
+        page = self._catalog.page(directory, listed.generation, 0, listed.count)
+        return [entry for entry in page if entry is not None]
 
     async def list(self, path: LakePath, generation: int, after: int, believed_s: float | None = None) -> wire.Listed:
         """Return how far the directory is listed, once there is more than `after`, or no more to come.
@@ -275,3 +297,9 @@ class Metadata:
 
     def _site(self, point: MountPoint) -> Site:
         return self._sites[point.site]
+
+
+def _names_a_step(path: LakePath) -> bool:
+    """Return whether it looks like the directory of a step, `step_1000` or `checkpoint-500`. Pure."""
+    name = split(path)[1]
+    return "." not in name and bool(generalise(name)[1])

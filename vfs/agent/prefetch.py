@@ -3,34 +3,41 @@
 The policy says how (`prefetch`, `read_ahead`), once for each opening: not at all; by streams; by the members of a layout
 where the file's name promises one (a checkpoint shard, an archive, a table), and by streams until it is known; or all of it.
 
-Tasks: one for each object whose layout is being read, owned by the service. No reader waits for anything here: a prediction
-that fails costs speed only.
+Shards are read one after the other. When the first one is opened the layouts of those that follow are read too, and what
+will be read of them is fetched as soon as this one has nothing left to fetch: the line would be idle for two round trips
+at each shard otherwise. A shard of the next step of a run mostly has the layout of this step's: it is believed until its
+own header has come.
+
+Tasks: one for each object whose layout is being read, one for each opening that looks for what follows, one for each fetch of
+a shard that nobody has open; owned by the service. No reader waits for anything here: a prediction that fails costs speed only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from vfs.agent.layouts import promises_layout
 from vfs.agent.lessons import Lessons
+from vfs.agent.reading import Range, Reading
 from vfs.agent.rules import Mode
-from vfs.checkpoints.layout import Layout, NoLayout
+from vfs.checkpoints.layout import Layout, NoLayout, is_alike
 from vfs.checkpoints.learned import Learned
+from vfs.checkpoints.patterns import Patterns, generalise
+from vfs.checkpoints.series import following
 from vfs.errors import ForemountError
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
 from vfs.extents.predict import Prediction, PredictionKnobs
 from vfs.extents.readahead import Readahead
-from vfs.extents.spans import Spans
 from vfs.extents.whole import Whole
-from vfs.model import LakePath, ObjectKey, object_key
+from vfs.model import Entry, Kind, LakePath, ObjectKey, SitePath, Version, join, object_key, split
 
 log = logging.getLogger(__name__)
-
-Range = tuple[int, int]
 
 Rule = Callable[[LakePath, int], tuple[Mode, int]]
 """(path, size) → how it is fetched ahead, and how many bytes ahead of a reader at most."""
@@ -41,49 +48,14 @@ WHOLE_SHARE = 0.98
 """Of a file's bytes: a load that read so much read all of it, but for what the kernel had already."""
 EXPECT_BYTES_MIN = 128 << 10
 """Shorter ranges come with the kernel's own request, or the next one."""
-
-
-@dataclass(slots=True)
-class _Reader:
-    """What is known about the reading of one open object.
-
-    Attributes:
-        ahead_bytes: fetched and not yet read at most.
-        streams: predicts until the layout is known, and where there is none.
-        whole: predicts where all of it will be read; None: the policy does not say so. `seen` is what was read then.
-        prediction: predicts by members; None where there is no layout (yet).
-        reading_layout: its task is under way; `early` keeps the reads meanwhile.
-    """
-
-    identity: Identity
-    path: LakePath
-    ahead_bytes: int
-    streams: Readahead
-    whole: Whole | None
-    prediction: Prediction | None
-    reading_layout: bool
-    early: list[Range] = field(default_factory=list)
-    seen: Spans = field(default_factory=Spans)
-
-    @property
-    def unread_bytes(self) -> int:
-        """Return what was fetched ahead and not read; when the object is closed, what never was."""
-        if self.whole is not None:
-            return max(0, self.whole.prefetched_bytes - self.seen.total)
-        return self.streams.unread_bytes + (self.prediction.unread_bytes if self.prediction is not None else 0)
-
-    def read(self, offset: int, length: int) -> list[Range]:
-        """Note a read; return what to fetch ahead now."""
-        if self.whole is not None:
-            self.seen.add(offset, min(offset + length, self.identity.version.size))
-            return self.whole.read(length)
-        if self.prediction is not None and not self.prediction.is_off:
-            return self.prediction.read(offset, length, limit_bytes=self.ahead_bytes)
-        return [] if self.reading_layout else self.streams.read(offset, length)
-
-    def expected(self, ahead: Sequence[Range]) -> Sequence[Range]:
-        """Return what of these ranges will be read: members without what the kernel reads around them."""
-        return ahead if self.prediction is None or self.prediction.is_off else self.prediction.taken()
+SHARDS_AHEAD = 8
+"""Whose layouts are read ahead: 128 KiB each, 8 ms of 1 Gbit/s in all, while the first tensor is waited for."""
+SHARD_KEPT_S = 30.0
+"""What is known of a shard that was expected and not opened is kept for so long after the one before it is closed."""
+_PATTERNS_KEPT = 64
+"""Layouts of earlier steps, some MB for the largest."""
+_ROOM_SHARE = 8
+"""Part of the window that has to be free before more is fetched of the next shard: a request for each read would be many."""
 
 
 def _reads_all(taught: Learned | None) -> bool:
@@ -95,7 +67,7 @@ class Layouts(Protocol):
     """Finds out where the members of a file lie."""
 
     async def find(self, identity: Identity, path: LakePath) -> Layout:
-        """Return the layout of an object that is open.
+        """Return the layout of an object that is held.
 
         Raises:
             NoLayout: it has none.
@@ -104,18 +76,36 @@ class Layouts(Protocol):
         ...
 
 
+class Beside(Protocol):
+    """The files beside one that is open."""
+
+    async def files(self, directory: LakePath) -> Sequence[Entry]:
+        """Return what a directory holds, nothing of a huge one."""
+        ...
+
+    async def hold(self, path: LakePath, version: Version) -> tuple[Identity, ObjectKey, str]:
+        """Hold a version of a file until `release`."""
+        ...
+
+    def release(self, key: ObjectKey) -> None: ...
+
+
 class Prefetcher:
-    """Keeps a predictor for every open object.
+    """Keeps a predictor for every open object, and for the shards that follow it.
 
     Args:
         layouts: those of open objects.
         lessons: of earlier loads; this one's are added when an object is closed.
+        beside: finds what follows; None: nothing is known of other files.
         rule: of the policy in force.
         read_ahead: of the kernel. A mapped file that was advised SEQUENTIAL is read twice as far around a fault, and two
             such windows beyond it: four times, and a page more, of what nobody asked for.
 
     Attributes:
         on_layout: called with each layout that was read, and what was known of its reading.
+        on_expect: called with what will be read of an open object.
+
+    Invariant: a reading that is not open is named in `_ahead`, or a timer will strike it out.
     """
 
     def __init__(
@@ -127,99 +117,233 @@ class Prefetcher:
         rule: Rule,
         read_ahead: int,
         spawn: Callable[[Awaitable[None]], None],
+        beside: Beside | None = None,
     ) -> None:
         self._fetcher = fetcher
         self._layouts = layouts
         self._lessons = lessons
+        self._beside = beside
         self._rule = rule
         self._knobs = PredictionKnobs(around_bytes=read_ahead, ahead_bytes=5 * read_ahead)
         self._spawn = spawn
+        self._readings: dict[ObjectKey, Reading] = {}
+        self._ahead: dict[ObjectKey, list[ObjectKey]] = {}  # of each open shard: those that follow
+        self._opened_last: OrderedDict[str, str] = OrderedDict()  # of each series
+        self._patterns: OrderedDict[str, Patterns] = OrderedDict()  # of files of earlier steps, by their names
         self.on_expect: Callable[[ObjectKey, list[Range]], None] = lambda _key, _ranges: None
-        self._readers: dict[ObjectKey, _Reader] = {}
         self.on_layout: Callable[[Identity, Layout, Learned | None], None] = lambda *_: None
 
     def opened(self, identity: Identity, path: LakePath) -> None:
         """An object was opened: begin to read its layout where its name promises one, or all of it."""
         key = object_key(identity.site, identity.path, identity.version)
-        size = identity.version.size
-        if key in self._readers or not size:
+        reading = self._readings.get(key)
+        if reading is not None and reading.is_open:
             return
-        mode, ahead_bytes = self._rule(path, size)
-        if mode == "off" or not ahead_bytes:
+        reading = reading or self._make(identity, path)
+        if reading is None:
             return
-        has_layout = mode == "tensor" and promises_layout(path, size)
-        streams = Readahead(size, window_min=min(WINDOW_MIN, ahead_bytes), window_max=ahead_bytes)
-        whole = Whole(size, window_bytes=ahead_bytes) if mode == "whole" else None
-        reader = self._readers[key] = _Reader(identity, path, ahead_bytes, streams, whole, None, has_layout)
-        if whole is not None:
-            self._fetch(key, whole.begin())
-        if has_layout:
-            self._spawn(self._read_layout(key, reader))
+        reading.is_open = True
+        if key in self._readings:  # it was expected
+            if reading.told:
+                self.on_expect(key, reading.told)
+        else:
+            self._begin(key, reading)
+        if reading.has_layout and self._beside is not None:
+            self._spawn(self._look_ahead(key, reading, self._beside))
 
     def closed(self, key: ObjectKey) -> None:
         """An object was closed: keep what its load taught."""
-        reader = self._readers.pop(key, None)
-        if reader is not None:
-            self._fetcher.counters.unread_bytes += reader.unread_bytes
-        if reader is not None and reader.prediction is not None:
-            log.debug("%s: read to the end: %s", reader.identity.path, reader.prediction.explain())
-            found = reader.prediction.learned()
+        reading = self._readings.get(key)
+        if reading is None or not reading.is_open:
+            return
+        self._strike_out(key)
+        if reading.prediction is not None:
+            log.debug("%s: read to the end: %s", reading.identity.path, reading.prediction.explain())
+            found = reading.prediction.learned()
             if found is not None:
-                self._lessons.keep(reader.identity, found)
+                self._lessons.keep(reading.identity, found)
+        for each in self._ahead.pop(key, ()):
+            asyncio.get_running_loop().call_later(SHARD_KEPT_S, self._strike_out_if_idle, each)
 
     def reads(self, key: ObjectKey, ranges: Sequence[Range]) -> None:
         """The kernel read these ranges of an open object."""
-        reader = self._readers.get(key)
-        if reader is None:
+        reading = self._readings.get(key)
+        if reading is None:
             return
-        if reader.reading_layout:
-            reader.early += ranges
+        if reading.reading_layout:
+            reading.early += ranges
         ahead: list[Range] = []
         for offset, length in ranges:
-            ahead += reader.read(offset, length)
+            ahead += reading.read(offset, length)
         self._fetch(key, ahead)
+        self._go_on(key, reading)
 
     def facts(self, key: ObjectKey) -> dict[str, Any] | None:
         """Return how an open object is predicted, for `explain`."""
-        reader = self._readers.get(key)
-        if reader is None:
-            return None
-        facts: dict[str, Any] = {"ahead_bytes_max": reader.ahead_bytes}
-        if reader.whole is not None:
-            facts |= {"by": "policy: whole", "prefetched_bytes": reader.whole.prefetched_bytes}
-        elif reader.prediction is not None and not reader.prediction.is_off:
-            facts |= {"by": "members", **reader.prediction.explain()}
-        else:
-            streams = reader.streams
-            facts |= {"by": "streams", "window": streams.window, "prefetched_bytes": streams.prefetched_bytes}
-        return facts | {"unread_bytes": reader.unread_bytes}
+        reading = self._readings.get(key)
+        return None if reading is None else reading.facts() | {"shards_ahead": len(self._ahead.get(key, ()))}
 
     def layouts(self) -> Iterator[tuple[Identity, Layout, Learned | None]]:
         """Yield the layouts of open objects, as far as they are known, and what is known of their reading."""
-        for reader in self._readers.values():
-            if reader.prediction is not None:
-                yield reader.identity, reader.prediction.layout, self._lessons.find(reader.identity)
+        for reading in self._readings.values():
+            if reading.prediction is not None:
+                yield reading.identity, reading.prediction.layout, self._lessons.find(reading.identity)
+
+    # One object
+
+    def _make(self, identity: Identity, path: LakePath) -> Reading | None:
+        """Return what will be known of a reading; None: the policy has nothing fetched ahead."""
+        size = identity.version.size
+        mode, ahead_bytes = self._rule(path, size)
+        if not size or mode == "off" or not ahead_bytes:
+            return None
+        streams = Readahead(size, window_min=min(WINDOW_MIN, ahead_bytes), window_max=ahead_bytes)
+        whole = Whole(size, window_bytes=ahead_bytes) if mode == "whole" else None
+        return Reading(identity, path, ahead_bytes, streams, whole, mode == "tensor" and promises_layout(path, size))
+
+    def _begin(self, key: ObjectKey, reading: Reading) -> None:
+        self._readings[key] = reading
+        if reading.whole is not None:
+            self._fetch(key, reading.whole.begin())
+        if reading.has_layout:
+            reading.reading_layout = True
+            self._spawn(self._read_layout(key, reading))
+
+    def _strike_out(self, key: ObjectKey) -> None:
+        reading = self._readings.pop(key)
+        self._fetcher.counters.unread_bytes += reading.unread_bytes
+
+    def _strike_out_if_idle(self, key: ObjectKey) -> None:
+        reading = self._readings.get(key)
+        if reading is not None and not reading.is_open and not any(key in ahead for ahead in self._ahead.values()):
+            self._strike_out(key)
 
     def _fetch(self, key: ObjectKey, ahead: Sequence[Range]) -> None:
         if ahead:
             self._fetcher.prefetch_all(key, ahead)
-            expected = self._readers[key].expected(ahead)
-            if expected := [each for each in expected if each[1] >= EXPECT_BYTES_MIN]:
+            if expected := self._readings[key].expected(ahead, EXPECT_BYTES_MIN):
                 self.on_expect(key, expected)
 
-    async def _read_layout(self, key: ObjectKey, reader: _Reader) -> None:
+    async def _read_layout(self, key: ObjectKey, reading: Reading) -> None:
         """Read the layout through the cache, then replay what was read meanwhile."""
+        name = _place(reading.identity)
+        guess = self._patterns.get(name)
+        if guess is not None and guess.layout.size == reading.identity.version.size:
+            self._predict(reading, guess)
         try:
-            layout = await self._layouts.find(reader.identity, reader.path)
-            taught = self._lessons.find(reader.identity)
-            reader.prediction = Prediction(layout, learned=taught, whole=_reads_all(taught), knobs=self._knobs)
-            self.on_layout(reader.identity, layout, taught)
+            async with self._held(reading):
+                layout = await self._layouts.find(reading.identity, reading.path)
+            if reading.prediction is None or not is_alike(reading.prediction.layout, layout):
+                self._patterns[name] = guess = Patterns(layout)
+                self._predict(reading, guess)
+            self._patterns.move_to_end(name)
+            if len(self._patterns) > _PATTERNS_KEPT:
+                self._patterns.popitem(last=False)
+            self.on_layout(reading.identity, layout, self._lessons.find(reading.identity))
         except NoLayout as exc:
-            log.warning("%s: read as plain bytes: %s", reader.identity.path, exc.reason)
+            reading.prediction = None
+            if reading.is_open:
+                log.warning("%s: read as plain bytes: %s", reading.identity.path, exc.reason)
+            else:
+                del self._readings[key]  # who opens it will be told
         except ForemountError as exc:
-            log.info("%s: its layout can't be read: %s", reader.identity.path, exc)
+            log.info("%s: its layout can't be read: %s", reading.identity.path, exc)
         finally:
-            reader.reading_layout = False
-        early, reader.early = reader.early, []
-        if self._readers.get(key) is reader:
+            reading.reading_layout = False
+        early, reading.early = reading.early, []
+        if self._readings.get(key) is reading:
             self.reads(key, early)
+            for each, ahead in self._ahead.items():
+                if key in ahead:
+                    self._go_on(each, self._readings[each])
+
+    def _predict(self, reading: Reading, patterns: Patterns) -> None:
+        """Predict by these members, and by nothing that was believed before."""
+        taught = self._lessons.find(reading.identity)
+        if reading.prediction is not None:
+            self._fetcher.counters.unread_bytes += reading.prediction.unread_bytes
+        reading.prediction = Prediction(
+            patterns.layout, learned=taught, whole=_reads_all(taught), patterns=patterns, knobs=self._knobs
+        )
+
+    # Those that follow
+
+    @contextlib.asynccontextmanager
+    async def _held(self, reading: Reading) -> AsyncIterator[None]:
+        """Hold the object while something is done to it; one that is open is held by its opener."""
+        if reading.is_open or self._beside is None:
+            yield
+            return
+        _, key, _ = await self._beside.hold(reading.path, reading.identity.version)
+        try:
+            yield
+        finally:
+            self._beside.release(key)
+
+    async def _look_ahead(self, key: ObjectKey, reading: Reading, beside: Beside) -> None:
+        """Find the shards that follow one that was opened, and have their layouts read."""
+        directory, name = split(reading.path)
+        pattern, numbers = generalise(name)
+        if not numbers:
+            return
+        series = join(directory, pattern)
+        before = self._opened_last.get(series)
+        self._opened_last[series] = name
+        self._opened_last.move_to_end(series)
+        if len(self._opened_last) > _PATTERNS_KEPT:
+            self._opened_last.popitem(last=False)
+        try:
+            files = {each.name: each for each in await beside.files(LakePath(directory)) if each.kind is Kind.FILE}
+        except ForemountError as exc:
+            log.debug("%s: what follows is not known: %s", reading.path, exc)
+            return
+        if self._readings.get(key) is not reading:
+            return  # closed meanwhile
+        ahead = self._ahead[key] = []
+        for each in following(name, files, None if before == name else before)[:SHARDS_AHEAD]:
+            path, version = LakePath(join(directory, each)), files[each].version
+            identity = Identity(reading.identity.site, SitePath(join(split(reading.identity.path)[0], each)), version)
+            found = object_key(identity.site, identity.path, identity.version)
+            if found not in self._readings and (next_one := self._make(identity, path)) is not None and next_one.has_layout:
+                self._begin(found, next_one)
+            ahead.append(found)
+
+    def _go_on(self, key: ObjectKey, reading: Reading) -> None:
+        """Fetch of the shards that follow what the window has room for, once all of this one is on its way."""
+        by = reading.members
+        if by is None or not by.is_drained or key not in self._ahead:
+            return
+        window = by.window(reading.ahead_bytes)
+        room = window - by.outstanding_bytes
+        for each in self._ahead[key]:
+            shard = self._readings.get(each)
+            if shard is None or shard.is_open:
+                continue
+            if shard.members is None:
+                return  # its layout is on its way
+            room -= shard.members.outstanding_bytes
+            if room < window // _ROOM_SHARE:
+                return
+            if not shard.members.is_taught and not shard.members.predicted_bytes:
+                taught = by.learned()
+                shard.prediction = Prediction(
+                    shard.members.layout, learned=taught, patterns=shard.members.patterns, knobs=self._knobs
+                )
+            found = shard.members.begin(shard.members.outstanding_bytes + room)
+            room -= sum(length for _, length in found)
+            if found:
+                shard.expected(found, EXPECT_BYTES_MIN)
+                self._spawn(self._fetch_held(each, shard, found))
+            if not shard.members.is_drained:
+                return
+
+    async def _fetch_held(self, key: ObjectKey, reading: Reading, ahead: Sequence[Range]) -> None:
+        with contextlib.suppress(ForemountError):  # who reads it will hear of it
+            async with self._held(reading):
+                self._fetcher.prefetch_all(key, ahead)
+
+
+def _place(identity: Identity) -> str:
+    """Return the name of a file with the numbers of its directory left out: the same shard in every step."""
+    directory, name = split(identity.path)
+    return f"{identity.site}:{generalise(directory)[0]}/{name}"

@@ -89,6 +89,12 @@ class Layout:
         return [self[index] for index in self.touched(offset, length)]
 
 
+def is_alike(one: Layout, other: Layout) -> bool:
+    """Return whether two files have the same members at the same places."""
+    columns = ((each.format, each.size, each.header, each.offsets, each.lengths, each.names) for each in (one, other))
+    return next(columns) == next(columns)
+
+
 def build(format: str, size: int, header: tuple[int, int], items: Iterable[tuple[str, int, int]]) -> Layout:  # noqa: A002
     """Return the layout of (name, offset, length) in any order.
 

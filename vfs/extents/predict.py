@@ -111,6 +111,7 @@ class Prediction:
         self._current: deque[int] = deque()  # wanted members that are not handed out to their end
         self._urgent: deque[int] = deque()  # before the queue: on suspicion, or what was cut
         self._queue: Iterator[int] = iter(())
+        self._is_drained = False
         self._suspicion_bytes = 0
         self._reached: deque[int] = deque(maxlen=4)
         self._before, self._after = (learned.before, learned.after) if learned is not None else (0, 0)
@@ -124,6 +125,16 @@ class Prediction:
     def is_off(self) -> bool:
         """Return whether it gave up; `explain` says why."""
         return bool(self._off)
+
+    @property
+    def is_taught(self) -> bool:
+        """Return whether it knew what is wanted before anything was read."""
+        return bool(self._known)
+
+    @property
+    def is_drained(self) -> bool:
+        """Return whether everything that is believed to be wanted was handed out."""
+        return self._is_drained
 
     @property
     def predicted_bytes(self) -> int:
@@ -180,6 +191,20 @@ class Prediction:
         self._collect_due()
         self._judge()
         return [] if self._off else self._hand_out(self._knobs.limit_bytes if limit_bytes is None else limit_bytes)
+
+    def begin(self, limit_bytes: int) -> list[Range]:
+        """Return what to fetch before anything was read, of a file of which it is known what is wanted.
+
+        Args:
+            limit_bytes: what may be outstanding after this call.
+        """
+        return self._hand_out(limit_bytes)
+
+    def window(self, limit_bytes: int) -> int:
+        """Return what may be outstanding, of the caller's limit, as far as this reader is trusted."""
+        sure = self._whole or (bool(self._known) and self._follow.is_known_order and not self._follow.jumps)
+        window = limit_bytes if sure else int(limit_bytes * self._follow.trust**2)
+        return window - max(0, self._overdue - self._hit // 4)
 
     def taken(self) -> list[Range]:
         """Return the members that were handed out since the last call, without what the kernel reads around them."""
@@ -324,20 +349,30 @@ class Prediction:
 
     def _hand_out(self, limit_bytes: int) -> list[Range]:
         """Return as much of the queue as trust leaves room for."""
-        sure = self._whole or (bool(self._known) and self._follow.is_known_order and not self._follow.jumps)
-        window = limit_bytes if sure else int(limit_bytes * self._follow.trust**2)
-        window -= max(0, self._overdue - self._hit // 4)
+        window = self.window(limit_bytes)
         found, is_done = self._drain(self._current, limit_bytes)  # what is being read now needs no trust
         if is_done:
             more, is_done = self._drain(self._urgent, window)
             found += more
         fresh = (member for member in islice(self._queue, _LOOKED_AT_MAX) if not self._done[member])
-        while is_done and self._live.total < window and (member := next(fresh, None)) is not None:
+        self._is_drained = False
+        while is_done and self._live.total < window:
+            member = next(fresh, None)
+            if member is None:
+                self._is_drained = self._is_at_end()
+                break
             parts, is_done = self._take(member, window)
             found += parts
             if not is_done:
                 self._urgent.appendleft(member)
         return found
+
+    def _is_at_end(self) -> bool:
+        """Return whether nothing is left in the queue."""
+        first = next(self._queue, None)
+        if first is not None:
+            self._queue = chain((first,), self._queue)
+        return first is None
 
     def _drain(self, members: deque[int], window: int) -> tuple[list[Range], bool]:
         """Hand out these members first; returns the ranges and whether there is room for others."""
