@@ -30,6 +30,7 @@ from vfs.checkpoints.learned import Learned
 from vfs.checkpoints.patterns import Patterns, generalise
 from vfs.checkpoints.series import following
 from vfs.errors import ForemountError
+from vfs.extents.budget import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
 from vfs.extents.predict import Prediction, PredictionKnobs
@@ -324,11 +325,7 @@ class Prefetcher:
             room -= shard.members.outstanding_bytes
             if room < window // _ROOM_SHARE:
                 return
-            if not shard.members.is_taught and not shard.members.predicted_bytes:
-                taught = by.learned()
-                shard.prediction = Prediction(
-                    shard.members.layout, learned=taught, patterns=shard.members.patterns, knobs=self._knobs
-                )
+            shard.teach(by)
             found = shard.members.begin(shard.members.outstanding_bytes + room)
             room -= sum(length for _, length in found)
             if found:
@@ -340,7 +337,7 @@ class Prefetcher:
     async def _fetch_held(self, key: ObjectKey, reading: Reading, ahead: Sequence[Range]) -> None:
         with contextlib.suppress(ForemountError):  # who reads it will hear of it
             async with self._held(reading):
-                self._fetcher.prefetch_all(key, ahead)
+                self._fetcher.prefetch_all(key, ahead, Priority.BACKGROUND)  # behind all that this shard still wants
 
 
 def _place(identity: Identity) -> str:

@@ -35,6 +35,7 @@ class Reading:
         has_layout: its name promises one.
         is_open: a worker has it open. Else it is a shard that is expected to be opened.
         reading_layout: its task is under way; `early` keeps the reads meanwhile.
+        taught_count: patterns that the reader of the shard before it was known to want, when it was told last.
         told: ranges that will be read, as far as they were fetched ahead.
     """
 
@@ -47,6 +48,7 @@ class Reading:
     prediction: Prediction | None = None
     is_open: bool = False
     reading_layout: bool = False
+    taught_count: int = 0
     early: list[Range] = field(default_factory=list)
     told: list[Range] = field(default_factory=list)
     seen: Spans = field(default_factory=Spans)
@@ -71,6 +73,13 @@ class Reading:
         if self.members is not None:
             return self.members.read(offset, length, limit_bytes=self.ahead_bytes)
         return [] if self.reading_layout else self.streams.read(offset, length)
+
+    def teach(self, reader: Prediction) -> None:
+        """Let a shard that nobody has open know what the reader of the one before it wants, if it wants more by now."""
+        believed = reader.believed()
+        if self.members is not None and len(believed.patterns) > self.taught_count:
+            self.taught_count = len(believed.patterns)
+            self.members.teach(believed)
 
     def expected(self, ahead: Sequence[Range], least_bytes: int) -> list[Range]:
         """Return what of ranges that are fetched now will be read: members without what the kernel reads around them."""

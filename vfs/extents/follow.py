@@ -92,9 +92,9 @@ class Follow:
 
     @property
     def trust(self) -> float:
-        """Return 0 to 1: a half at first, more with every step that an order explains."""
+        """Return 0 to 1: a quarter at first, more with every step that an order explains."""
         if not self.jumps:
-            return (1 + self._continued) / (2 + self._continued)
+            return (1 + self._continued) / (4 + self._continued)
         share = (1 + sum(self.jumps)) / (2 + len(self.jumps))
         return max(share, _DOUBT) if len(self.jumps) < _JUDGED // 2 else share
 

@@ -8,8 +8,8 @@ nearest first in the order that the reader follows (`follow.py`). A pattern is b
 for a second would cost a round trip per pattern, believing wrongly costs what the window holds, and members that come due
 unread take the pattern back. What is cheap next to what is wanted anyway is fetched on suspicion.
 
-How far ahead is a matter of trust: all of the caller's limit for a reader that goes from one member to the next, a quarter
-of it at the first read, nothing for one that jumps about.
+How far ahead is a matter of trust: all of the caller's limit for a reader that goes from one member to the next, a 16th of
+it at the first read, as other patterns of the same layer may come to be wanted right then, nothing for one that jumps about.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ Range = tuple[int, int]
 _PAGE = 4096
 _AT_ONCE_MAX = 512
 """Members of a suspected pattern that are handed out before all others: the biases and norms of a checkpoint's layers."""
+_KIN = 16
+"""Times as large as what was read: q beside a k of few heads, but no matrix beside a bias."""
 _WAITS_MAX = 16
 """Times that a member near a reader may come due before it counts as missed."""
 _LOOKED_AT_MAX = 2048
@@ -51,8 +53,9 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
         around_bytes: that the kernel reads before a page that is missing in a mapped file: half its read-around, which is
             twice `read_ahead_kb` after fadvise(SEQUENTIAL). A member at least so long is wanted when its head is read.
         ahead_bytes: that the kernel reads beyond what was touched: the window in use and the one after it.
-        suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted. 0.06 buys the
-            first layer of q, k, v and o one round trip earlier, and all biases, for 1 % of the bytes.
+        suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted: all biases.
+        suspicion_beside: the same for what else the block of one layer has: 0.12 buys the first q, v and o together with the
+            first k, three round trips earlier.
         limit_bytes: handed out and not yet read, where the caller names no other.
         misses_max: members of a pattern that come due unread, in a row, before the pattern is given up.
         unread_max: bytes never read per byte that was, beyond which the prediction gives up, once `judged_bytes` are due.
@@ -61,6 +64,7 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
     around_bytes: int = 128 << 10
     ahead_bytes: int = 512 << 10
     suspicion: float = 0.06
+    suspicion_beside: float = 0.12
     limit_bytes: int = 256 << 20
     misses_max: int = 3
     unread_max: float = 0.5
@@ -127,11 +131,6 @@ class Prediction:
         return bool(self._off)
 
     @property
-    def is_taught(self) -> bool:
-        """Return whether it knew what is wanted before anything was read."""
-        return bool(self._known)
-
-    @property
     def is_drained(self) -> bool:
         """Return whether everything that is believed to be wanted was handed out."""
         return self._is_drained
@@ -192,6 +191,13 @@ class Prediction:
         self._judge()
         return [] if self._off else self._hand_out(self._knobs.limit_bytes if limit_bytes is None else limit_bytes)
 
+    def teach(self, learned: Learned) -> None:
+        """Take in what the reader of another shard wants; what was handed out stays so."""
+        if learned.format == self.layout.format:
+            self._taught, self._known = learned, learned.apply(self.patterns)
+            self._before, self._after = max(self._before, learned.before), max(self._after, learned.after)
+            self._plan()
+
     def begin(self, limit_bytes: int) -> list[Range]:
         """Return what to fetch before anything was read, of a file of which it is known what is wanted.
 
@@ -222,19 +228,27 @@ class Prediction:
         read = [] if self._off else self._read_patterns()
         if not read:
             return None
+        found = self._lesson(read)
+        return found.since(self._taught, self.patterns)
+
+    def believed(self) -> Learned:
+        """Return what is known so far, for the next shard: what its reader is believed to want."""
+        return self._lesson([*self._wanted, *self._suspected] or [*dict.fromkeys(self.patterns.of[each] for each in self._known)])
+
+    def _lesson(self, patterns: list[int]) -> Learned:
+        """Return these patterns with the order and the margins that were seen."""
         order, backwards = self._follow.order()
         if self._known and self._follow.is_known_order and self._taught is not None:
             order, backwards = self._taught.order, self._taught.backwards
-        found = Learned(
+        return Learned(
             self.layout.format,
-            tuple(self.patterns.names[pattern] for pattern in read),
+            tuple(self.patterns.names[pattern] for pattern in patterns),
             order,
             backwards,
             round(self._evidence.read_bytes / max(1, self.layout.size), 3),
             self._before,
             self._after,
         )
-        return found.since(self._taught, self.patterns)
 
     def order(self) -> list[str]:
         """Return the patterns that were read, in the order of their first read."""
@@ -302,7 +316,8 @@ class Prediction:
             self._suspected.add(pattern)
             self._plan()
             return
-        room = self._knobs.suspicion * sum(self.patterns.bytes[each] for each in self._wanted) - self._suspicion_bytes
+        wanted = sum(self.patterns.bytes[each] for each in self._wanted)
+        room = self._knobs.suspicion * wanted - self._suspicion_bytes
         members = self.patterns.members[pattern]
         cost = self._cost(members[0], members[-1])
         if cost <= room and len(members) <= _AT_ONCE_MAX:  # they lie together: all of them now, wherever the order is
@@ -313,7 +328,8 @@ class Prediction:
             for member in members:
                 if self.patterns.numbers[member] == self.patterns.numbers[beside]:
                     cost = self._cost(member, member)
-                    if cost <= room:
+                    is_kin = self.layout.lengths[member] <= _KIN * self.layout.lengths[beside]
+                    if cost <= (self._knobs.suspicion_beside * wanted - self._suspicion_bytes if is_kin else room):
                         self._suspicion_bytes += cost
                         self._urgent.append(member)
                     break
