@@ -339,3 +339,20 @@ async def test_absence_is_remembered(world: World) -> None:
     await world.metadata.stat(LakePath("d/x"))
     known = world.catalog.known(LakePath("d/x"))
     assert known == Known(None, world.clock.wall_ns())
+
+
+async def test_the_directory_of_a_step_is_listed_along_with_its_stat(world: World) -> None:
+    put(world, "run/step_1/a", "run/step_2/a")
+    for step in (1, 2):
+        found = await world.metadata.stat(LakePath(f"run/step_{step}"))
+        assert found is not None
+        assert found.kind is Kind.DIRECTORY
+        await world.metadata.list(LakePath(f"run/step_{step}"), 0, 0)
+    assert world.site.calls == {"stat": 2, "list": 2}
+
+
+async def test_files_of_a_directory_are_told_as_it_lists_them(world: World) -> None:
+    put(world, "run/a", "run/b")
+    assert [entry.name for entry in await world.metadata.files(LakePath("run"))] == ["a", "b"]
+    with pytest.raises(NotFound):
+        await world.metadata.files(LakePath("nowhere"))

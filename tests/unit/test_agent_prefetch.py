@@ -78,7 +78,8 @@ class Bench:
         await self.objects.need(key, offset, length)
 
     async def settled(self) -> None:
-        await asyncio.gather(*self.tasks)
+        while not all(task.done() for task in self.tasks):  # a task may start others
+            await asyncio.gather(*self.tasks)
         await self.fetcher.settled()
 
     def fetched(self, path: str) -> int:
@@ -121,8 +122,21 @@ async def bench(base: Path, mode: str | None = None) -> AsyncIterator[Bench]:
         )
         holding = Holding(mounts, fetcher, replicas, rules)
         layouts = CachedLayouts(holding, fetcher, stat=stat)
+
+        class Beside:
+            hold, release = staticmethod(holding.hold), staticmethod(holding.release)
+
+            async def files(self, directory: LakePath) -> list[Entry]:
+                return [entry async for page in site.list(SitePath(directory)) for entry in page]
+
         prefetcher = Prefetcher(
-            fetcher, layouts, Lessons(catalog), rule=rules.prefetch_rule, read_ahead=64 << 10, spawn=spawn
+            fetcher,
+            layouts,
+            Lessons(catalog),
+            rule=rules.prefetch_rule,
+            read_ahead=64 << 10,
+            spawn=spawn,
+            beside=Beside(),
         )
         yield Bench(site, far, fetcher, prefetcher, Objects(holding, fetcher, prefetcher), tasks)
         await asyncio.wait_for(fetcher.settled(), 20)
@@ -145,6 +159,13 @@ def safetensors(count: int, size: int) -> tuple[bytes, list[tuple[int, int]]]:
     start = 8 + len(text)
     body = struct.pack("<Q", len(text)) + text + random.Random(5).randbytes(count * size)
     return body, [(start + index * size, size) for index in range(count)]
+
+
+def padded(body: bytes, size: int) -> bytes:
+    """Return a safetensors file whose header is longer by spaces."""
+    (length,) = struct.unpack_from("<Q", body)
+    spaces = b" " * (size - len(body))
+    return struct.pack("<Q", length + len(spaces)) + body[8 : 8 + length] + spaces + body[8 + length :]
 
 
 def test_requests_are_formed_by_the_policys_default_as_the_limits_say() -> None:
@@ -224,6 +245,89 @@ async def test_a_file_of_which_a_part_was_read_is_not_fetched_whole_the_next_tim
         await at.read(key, 0, 4096)
         await at.settled()
         assert at.fetched("step_2/a.safetensors") < 0.6 * len(body)
+        at.objects.close(key)
+
+
+async def test_headers_of_the_shards_that_follow_are_read_when_the_first_is_opened(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        for index in (1, 2, 3):
+            at.put(f"m-{index}-of-3.safetensors", safetensors(4, 256 << 10)[0])
+        key = await at.open("m-1-of-3.safetensors")
+        await at.settled()
+        assert sorted(at.far.reads) == [(f"m-{index}-of-3.safetensors", 0, 2 * BLOCK) for index in (1, 2, 3)]
+        at.objects.close(key)
+
+
+async def test_the_next_shard_is_fetched_before_it_is_opened_as_far_as_it_is_wanted(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        body, places = safetensors(20, 256 << 10)
+        for index in (1, 2):
+            at.put(f"m-{index}-of-2.safetensors", body)
+        key = await at.open("m-1-of-2.safetensors")
+        await at.settled()
+        for place in places[:10]:
+            await at.read(key, *place)
+        await at.settled()
+        fetched = at.fetched("m-2-of-2.safetensors")
+        assert places[9][0] <= fetched < 0.7 * len(body)
+        other = await at.open("m-2-of-2.safetensors")
+        for place in places[:10]:
+            await at.read(other, *place)
+        assert at.fetched("m-2-of-2.safetensors") == fetched
+        at.objects.close(other)
+        at.objects.close(key)
+
+
+async def test_a_reader_that_jumps_about_has_nothing_of_the_next_shard_fetched(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        chance = random.Random(4)
+        for index in (1, 2):
+            at.put(f"m-{index}-of-2.pt", chance.randbytes(4 * MIB))
+        key = await at.open("m-1-of-2.pt")
+        await at.settled()
+        for _ in range(40):
+            await at.read(key, chance.randrange(64) * BLOCK, 4096)
+        await at.settled()
+        assert at.fetched("m-2-of-2.pt") <= MIB
+        at.objects.close(key)
+
+
+async def test_the_next_step_is_fetched_without_waiting_for_its_header(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        body, places = safetensors(20, 256 << 10)
+        for step in (1, 2):
+            at.put(f"step_{step}/a.safetensors", body)
+        key = await at.open("step_1/a.safetensors")
+        await at.read(key, 0, places[0][0])
+        for place in places:
+            await at.read(key, *place)
+        await at.settled()
+        at.objects.close(key)
+        key = await at.open("step_2/a.safetensors")
+        at.prefetcher.reads(key, [(0, 4096)])
+        await asyncio.sleep(0)  # its header is being asked for: nothing of it has come
+        at.prefetcher.reads(key, [(0, 8192)])
+        facts = at.prefetcher.facts(key)
+        assert facts is not None
+        assert facts["predicted_bytes"] > 0.9 * len(body)
+        await at.settled()
+        at.objects.close(key)
+
+
+async def test_a_step_of_the_same_size_with_another_layout_is_read_by_its_own(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        first, second = safetensors(20, 256 << 10), safetensors(10, 512 << 10)
+        size = max(len(first[0]), len(second[0]))
+        at.put("step_1/a.safetensors", padded(first[0], size))
+        at.put("step_2/a.safetensors", padded(second[0], size))
+        key = await at.open("step_1/a.safetensors")
+        await at.settled()
+        at.objects.close(key)
+        key = await at.open("step_2/a.safetensors")
+        await at.settled()
+        facts = at.prefetcher.facts(key)
+        assert facts is not None
+        assert (facts["by"], facts["members"]) == ("members", 10)
         at.objects.close(key)
 
 

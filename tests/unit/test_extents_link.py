@@ -207,7 +207,7 @@ def test_an_idle_line_keeps_what_it_knows() -> None:
 
 def test_facts_for_people_name_what_the_window_follows_from() -> None:
     seen = Link(BOUNDS).seen()
-    assert (seen.window, seen.in_flight, seen.ttfb_s_p95, seen.failures_in_a_row) == (8, 0, None, 0)
+    assert (seen.window, seen.in_flight, seen.ttfb_s_p95, seen.failures_in_a_row) == (16, 0, None, 0)
 
 
 @given(

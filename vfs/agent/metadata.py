@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LOOKUPS_BEFORE_LISTING = 2
 """A directory in which this many names were looked up within its listing's life is listed whole."""
+STEPS_BEFORE_LISTING = 4
+"""The same where the names are those of steps: a job goes into one or two, a scan into all."""
 _ENTRIES_FOR_LOOKUP = 10_000
 """A lookup does not wait for more of a listing than this: in a huge directory it asks for the one name."""
 _REMEMBERED_DIRECTORIES = 10_000
@@ -101,12 +103,15 @@ class Metadata:
         believed_s = self._believed_s(parent, path)
         if not believed_s:
             return await self._stat(point, path, must=True)  # not shared: one that was asked before us may say less
-        if point.prefix != path and self._should_list(parent, believed_s):
+        is_step = _names_a_step(path) and self._catalog.known(path) is None
+        if is_step and path not in self._runs:
+            self._spawn(self._list_quietly(path))  # who asks for it lists it next: one round trip for both
+        if point.prefix != path and self._should_list(
+            parent, believed_s, STEPS_BEFORE_LISTING if is_step else LOOKUPS_BEFORE_LISTING
+        ):
             found, entry = await self._stat_by_listing(parent, path, believed_s)
             if found:
                 return entry
-        if _names_a_step(path) and path not in self._runs and self._catalog.listing(path) is None:
-            self._spawn(self._list_quietly(path))  # who asks for it lists it next: one round trip for both
         begun_ns, under_way = self._stats.get(path, (0, None))
         if under_way is None or begun_ns <= self._catalog.doubted_ns(path):
             under_way = asyncio.ensure_future(self._stat(point, path))
@@ -200,7 +205,7 @@ class Metadata:
             del self._runs[path]
             run.advance()
 
-    def _should_list(self, parent: LakePath, believed_s: float) -> bool:
+    def _should_list(self, parent: LakePath, believed_s: float, lookups: int) -> bool:
         """Count a lookup in `parent`; return whether its listing is to answer: it is there, or it is time to have one."""
         listing = self._catalog.listing(parent)
         if parent in self._runs or (listing is not None and listing.complete and self._is_fresh(parent, listing, believed_s)):
@@ -210,7 +215,7 @@ class Metadata:
         self._lookups.move_to_end(parent)
         if len(self._lookups) > _REMEMBERED_DIRECTORIES:
             self._lookups.popitem(last=False)
-        return count >= LOOKUPS_BEFORE_LISTING
+        return count >= lookups
 
     async def _stat_by_listing(self, parent: LakePath, path: LakePath, believed_s: float) -> tuple[bool, Entry | None]:
         """Return (True, entry) if a listing of the directory settles it, else (False, None)."""
@@ -301,5 +306,5 @@ class Metadata:
 
 def _names_a_step(path: LakePath) -> bool:
     """Return whether it looks like the directory of a step, `step_1000` or `checkpoint-500`. Pure."""
-    name = split(path)[1]
-    return "." not in name and bool(generalise(name)[1])
+    pattern, numbers = generalise(split(path)[1])
+    return bool(numbers) and pattern.strip("*") != "" and "." not in pattern

@@ -8,8 +8,8 @@ will be read of them is fetched as soon as this one has nothing left to fetch: t
 at each shard otherwise. A shard of the next step of a run mostly has the layout of this step's: it is believed until its
 own header has come.
 
-Tasks: one for each object whose layout is being read, one for each opening that looks for what follows, one for each fetch of
-a shard that nobody has open; owned by the service. No reader waits for anything here: a prediction that fails costs speed only.
+Tasks: one for each object whose layout is being read, one for each opening that looks for what follows, one for each fetch
+of a shard that nobody has open; owned by the service. No reader waits for anything here: a prediction that fails costs speed.
 """
 
 from __future__ import annotations

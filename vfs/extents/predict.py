@@ -54,8 +54,8 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
             twice `read_ahead_kb` after fadvise(SEQUENTIAL). A member at least so long is wanted when its head is read.
         ahead_bytes: that the kernel reads beyond what was touched: the window in use and the one after it.
         suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted: all biases.
-        suspicion_beside: the same for what else the block of one layer has: 0.12 buys the first q, v and o together with the
-            first k, three round trips earlier.
+        suspicion_beside_bytes: for what else the block of one layer has, if more: the first q, v and o come with the first k,
+            three round trips earlier. 8 MiB pass in less than one at 1 Gbit/s.
         limit_bytes: handed out and not yet read, where the caller names no other.
         misses_max: members of a pattern that come due unread, in a row, before the pattern is given up.
         unread_max: bytes never read per byte that was, beyond which the prediction gives up, once `judged_bytes` are due.
@@ -64,7 +64,7 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
     around_bytes: int = 128 << 10
     ahead_bytes: int = 512 << 10
     suspicion: float = 0.06
-    suspicion_beside: float = 0.12
+    suspicion_beside_bytes: int = 8 << 20
     limit_bytes: int = 256 << 20
     misses_max: int = 3
     unread_max: float = 0.5
@@ -233,7 +233,9 @@ class Prediction:
 
     def believed(self) -> Learned:
         """Return what is known so far, for the next shard: what its reader is believed to want."""
-        return self._lesson([*self._wanted, *self._suspected] or [*dict.fromkeys(self.patterns.of[each] for each in self._known)])
+        return self._lesson(
+            [*self._wanted, *self._suspected] or [*dict.fromkeys(self.patterns.of[each] for each in self._known)]
+        )
 
     def _lesson(self, patterns: list[int]) -> Learned:
         """Return these patterns with the order and the margins that were seen."""
@@ -328,8 +330,9 @@ class Prediction:
             for member in members:
                 if self.patterns.numbers[member] == self.patterns.numbers[beside]:
                     cost = self._cost(member, member)
-                    is_kin = self.layout.lengths[member] <= _KIN * self.layout.lengths[beside]
-                    if cost <= (self._knobs.suspicion_beside * wanted - self._suspicion_bytes if is_kin else room):
+                    if self.layout.lengths[member] <= _KIN * self.layout.lengths[beside]:
+                        room = max(room, self._knobs.suspicion_beside_bytes - self._suspicion_bytes)
+                    if cost <= room:
                         self._suspicion_bytes += cost
                         self._urgent.append(member)
                     break

@@ -85,7 +85,7 @@ class Requests:
         self._turns: dict[SiteName, Budget] = {}
         self._bounds = Bounds(
             window_min=min(2, limits.requests_per_site),
-            window_start=min(8, limits.requests_per_site),
+            window_start=min(16, limits.requests_per_site),
             window_max=limits.requests_per_site,
             stall_s=limits.stall_s,
             trickle_bytes_per_s=limits.trickle_bytes_per_s,
