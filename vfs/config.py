@@ -295,6 +295,52 @@ class Foresight(_Document, frozen=True):
     tokens: str = ""
 
 
+class Node(_Document, frozen=True):
+    """The node service (`foremount node`): transforms samples beside a site.
+
+    Attributes:
+        address: "host:port"; "" for none.
+        certificate, key: PEM files, read again when they change; needed unless the address is of this host alone.
+        tokens: as in `Admin`; agents need the role "operate".
+        engine: who runs operators: processes of this host, or actors of a Ray cluster.
+        ray_address: of the cluster; "": the one that this host belongs to.
+        ray_resource: custom resource of the nodes beside the site; an actor takes one.
+        processes: at once; 0: one for each core.
+        samples_per_process: a new process after so many.
+        sample_memory: that one sample may take.
+        uid: that operators run as, where the service is root.
+        idle: operators get only CPU time that nothing else wants.
+        operators: directory of operators of one's own; `keys`: file of the public keys that may have signed them.
+        queue: bytes of transformed samples that wait to be fetched.
+        cpu: share of the cores that others may use before transforms stop; 0: no bound. 80 % is what the paper's authors use.
+        memory_free: share of the memory below which they stop.
+        egress: bytes a second above which samples that would grow are sent raw; 0: no bound.
+        job_cpus: cores that one job's transforms may take on average; 0: no bound.
+        job_queue: bytes of one job in the queue; 0: it is divided evenly.
+    """
+
+    address: str = ""
+    certificate: str = ""
+    key: str = ""
+    tokens: str = ""
+    engine: typing.Literal["local", "ray"] = "local"
+    ray_address: str = ""
+    ray_resource: str = "foremount"
+    processes: int = 0
+    samples_per_process: int = 256
+    sample_memory: Bytes = Bytes(1 << 30)
+    uid: int = 65534
+    idle: bool = True
+    operators: str = ""
+    keys: str = ""
+    queue: Bytes = Bytes(2 << 30)
+    cpu: float = 0.8
+    memory_free: float = 0.1
+    egress: Bytes = Bytes(0)
+    job_cpus: float = 0.0
+    job_queue: Bytes = Bytes(0)
+
+
 class Config(_Document, frozen=True):
     """The whole document."""
 
@@ -304,6 +350,7 @@ class Config(_Document, frozen=True):
     staging: Staging = Staging()
     limits: Limits = Limits()
     admin: Admin = Admin()
+    node: Node = Node()
     policies: list[str] = []
     samples: Samples | None = None
     replica_server: ReplicaServer | None = None
@@ -434,6 +481,7 @@ def _check_references(config: Config, name: str) -> None:
             raise InvalidConfig(f"{where}.prefix", "/.jobs belongs to the samples of jobs", "choose another prefix")
     _check_admin(config.admin, name)
     _check_foresight(config.foresight, name)
+    _check_node(config.node, name)
     if config.staging.drain > DRAIN_S_MAX:
         raise InvalidConfig(f"{name}: staging.drain", f"is more than {DRAIN_S_MAX:g}s, after which the agent is killed")
     for site, kind in config.sites.items():
@@ -485,6 +533,30 @@ def _check_admin(admin: Admin, name: str) -> None:
         if not getattr(admin, key):
             hint = "the API goes over TCP with TLS and tokens only; the Unix socket needs neither"
             raise InvalidConfig(f"{name}: admin.{key}", "is missing", hint)
+
+
+def _check_node(node: Node, name: str) -> None:
+    """Refuse TCP to other hosts without TLS, and numbers that make no sense."""
+    if not node.address:
+        return
+    try:
+        host, _ = host_and_port(node.address)
+    except ValueError as exc:
+        raise InvalidConfig(f"{name}: node.address", str(exc), 'write "host:port"') from exc
+    needed = ["tokens"]
+    if host not in ("127.0.0.1", "::1", "localhost") or node.certificate or node.key:
+        needed += ["certificate", "key"]
+    for key in needed:
+        if not getattr(node, key):
+            raise InvalidConfig(f"{name}: node.{key}", "is missing", "the node service needs tokens, and TLS for other hosts")
+    if node.operators and not node.keys:
+        raise InvalidConfig(f"{name}: node.keys", "is missing", "operators of one's own are signed: foremount operator sign")
+    if not 0 <= node.cpu <= 1 or not 0 <= node.memory_free < 1 or node.queue <= 0 or node.sample_memory <= 0:
+        raise InvalidConfig(
+            f"{name}: node", "has a bound that lets nothing through", "0 < cpu <= 1, queue and sample_memory > 0"
+        )
+    if node.processes < 0 or node.samples_per_process < 1:
+        raise InvalidConfig(f"{name}: node", "has no processes", "processes >= 0, samples_per_process >= 1")
 
 
 def can_be_written(site: SiteConfig) -> bool:

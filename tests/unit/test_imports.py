@@ -30,6 +30,7 @@ LAYER_OF_PACKAGE = {
     "vfs.checkpoints": "services",
     "vfs.namespace": "services",
     "vfs.policy": "services",
+    "vfs.samples.node": "adapters",  # a service of its own: HTTP with the admin API's access
     "vfs.samples": "services",
     "vfs.foresight": "services",
     "vfs.filesystem": "file system",

@@ -93,6 +93,7 @@ def test_every_configuration_key_is_documented_with_its_default() -> None:
         config.Limits,
         config.Admin,
         config.Samples,
+        config.Node,
     ):
         for field in msgspec.structs.fields(kind):
             said = default_in_words(field)

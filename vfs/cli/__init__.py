@@ -31,6 +31,8 @@ _COMMANDS = {
     "replay": ("vfs.cli.replay:replay", "Try another policy or configuration on a recorded run."),
     "report": ("vfs.cli.report:report", "Collect what a bug report needs in one file, without secrets."),
     "doctor": ("vfs.cli.doctor:doctor", "Check the host, and a live mount against what frameworks need."),
+    "node": ("vfs.cli.node:node", "Transform samples next to the data, from the schedules of training jobs."),
+    "operator": ("vfs.cli.operator:operator", "Try, sign and list the operators that transform samples."),
     "config": ("vfs.cli.config:config", "Check a configuration file."),
     "policy": ("vfs.cli.policy:policy", "Check and ask the policy documents."),
 }

@@ -27,11 +27,14 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """The job and its progress, and nothing else.
 
     Attributes:
-        declaration: lake path of the job's TOML document.
+        declaration: lake path of the job's TOML document; "" where `text` is the document itself, and paths in it start
+            from `directory`.
         step: the step being consumed, -1: none yet. One that is lower than what was told before changes nothing.
         ranks: those whose groups the caller will fetch; empty: all. What several callers tell is added up.
     """
 
-    declaration: LakePath
+    declaration: LakePath = LakePath("")
+    text: str = ""
+    directory: LakePath = LakePath("")
     step: int = -1
     ranks: tuple[int, ...] = ()
