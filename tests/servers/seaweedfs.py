@@ -18,6 +18,8 @@ from vfs.sites.s3 import S3Site
 START_S = 40
 ACCESS_KEY = "reader"
 SECRET_KEY = "reader-secret"
+NEXT_ACCESS_KEY, NEXT_SECRET_KEY = "rotated", "rotated-secret"
+"""As good as the first ones: what keys are rotated to."""
 REGION = "us-east-1"
 
 
@@ -65,7 +67,10 @@ def seaweedfs(directory: Path) -> Iterator[SeaweedFs]:
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     identity = {
         "name": "tests",
-        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+        "credentials": [
+            {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY},
+            {"accessKey": NEXT_ACCESS_KEY, "secretKey": NEXT_SECRET_KEY},
+        ],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
     keys = directory / "s3.json"
