@@ -62,7 +62,7 @@ class Samples:
     """The agent's end: what is in the tree, and what was asked.
 
     Attributes:
-        nodes: files by path; directories follow from them.
+        entries: by directory and name.
         calls: every call, in order, but counters.
         counters: the latest.
         greeted: workers that connected so far.
@@ -70,7 +70,7 @@ class Samples:
     """
 
     directory: Path
-    nodes: dict[str, wire.Node] = field(default_factory=dict)
+    entries: dict[str, dict[str, wire.Node]] = field(default_factory=lambda: {"": {}})
     calls: list[wire.Call] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
     greeted: int = 0
@@ -78,6 +78,7 @@ class Samples:
     placed: dict[str, None] = field(default_factory=dict)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, path: str, content: bytes, form: Form = Form.TRANSFORMED, *, here: bool = True) -> wire.Node:
         """Let a path have this content from now on.
@@ -90,14 +91,29 @@ class Samples:
         file.write_bytes(content)
         provenance = json.dumps({"form": form, "digest": key})
         node = wire.Node(path, Kind.FILE, key, len(content), MTIME_NS, form, provenance, str(file) if here else "")
-        self.nodes[path] = node
+        with self._lock:
+            self._enter(node)
         return node
+
+    def _enter(self, node: wire.Node) -> None:
+        """Add a node, and the directories that lead to it."""
+        parent, name = split(node.path)
+        if parent not in self.entries:
+            self.entries[parent] = {}
+            self._enter(wire.Node(parent, Kind.DIRECTORY, mtime_ns=MTIME_NS))
+        self.entries[parent][name] = node
+
+    def remove(self, job: str) -> None:
+        """Let a job be there no more."""
+        with self._lock:
+            del self.entries[""][job]
+            for directory in [other for other in self.entries if other.split("/")[0] == job]:
+                del self.entries[directory]
 
     def place(self, directory: str) -> None:
         """Tell that all samples of a directory are ready."""
         self.placed[directory] = None
-        nodes = [node for path, node in self.nodes.items() if split(path)[0] == directory]
-        self._tell(wire.Placed(directory, nodes))
+        self._tell(wire.Placed(directory, self._children(directory) or []))
 
     def drop(self, directory: str) -> None:
         """Tell that a directory's step has been read, and remove its files."""
@@ -151,18 +167,16 @@ class Samples:
         writer.write(wire.encode(wire.Response(request.id, answer)))
 
     def _look(self, path: str) -> wire.Node | None:
-        if path in self.nodes:
-            return self.nodes[path]
-        is_directory = not path or any(other.startswith(path + "/") for other in self.nodes)
-        return wire.Node(path, Kind.DIRECTORY, mtime_ns=MTIME_NS) if is_directory else None
+        with self._lock:
+            if not path:
+                return wire.Node("", Kind.DIRECTORY, mtime_ns=MTIME_NS)
+            parent, name = split(path)
+            return self.entries.get(parent, {}).get(name)
 
     def _children(self, path: str) -> list[wire.Node] | None:
-        if path in self.nodes or self._look(path) is None:
-            return None
-        below = [other[len(path) :].lstrip("/") for other in self.nodes if not path or other.startswith(path + "/")]
-        names = dict.fromkeys(name.partition("/")[0] for name in below)
-        found = [self._look(f"{path}/{name}".lstrip("/")) for name in names]
-        return [node for node in found if node is not None]
+        with self._lock:
+            found = self.entries.get(path)
+            return None if found is None else list(found.values())
 
     @contextmanager
     def listening(self, socket_path: str) -> Iterator[None]:

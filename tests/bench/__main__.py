@@ -12,6 +12,10 @@ from tests.bench.report import Outcome, machine, print_json, print_tables
 BENCHES = {
     "local-read": ("tests.bench.local_read", "a local replica through the mount against the file itself"),
     "small-files": ("tests.bench.small_files", "10,000 files of 16 KiB against rclone mount and s3fs on the same origin"),
+    "sample-files": (
+        "tests.bench.sample_files",
+        "ready samples of 16 KiB and 150 KB against the same files on the local disk",
+    ),
     "meta": ("tests.bench.meta", "listing 100,000 entries and a stat storm; requests to the origin counted"),
     "remote-modality": ("tests.bench.remote_modality", "one modality of a checkpoint, tensor by tensor, 100 ms away"),
     "remote-all": ("tests.bench.remote_all", "all tensors of a checkpoint, tensor by tensor, 100 ms away"),

@@ -46,6 +46,23 @@ def rclone(server: SeaweedFs, prefix: str, base: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def rclone_of_directory(source: Path, base: Path) -> Iterator[Path]:
+    """Mount a directory of this host with rclone: attributes and listings believed for an hour.
+
+    Raises:
+        Missing: it is not installed.
+    """
+    binary = program("rclone", INSTALL, sysconfig.get_path("scripts"))
+    base.mkdir()
+    source.mkdir(parents=True, exist_ok=True)
+    options = ["--vfs-cache-mode", "off", "--no-modtime", "--no-checksum", "--read-only"]
+    options += ["--attr-timeout", "1h", "--dir-cache-time", "1s", "--poll-interval", "0"]
+    argv = [binary, "mount", str(source), str(base / "mnt"), "--config", "/dev/null", "--cache-dir", str(base / "cache")]
+    with _foreground([*argv, *options], base) as root:
+        yield root
+
+
+@contextlib.contextmanager
 def s3fs(server: SeaweedFs, prefix: str, base: Path) -> Iterator[Path]:
     """Mount a prefix of the bucket with s3fs: files cached whole on disk, attributes believed for an hour.
 

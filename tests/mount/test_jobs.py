@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import mmap
 import os
@@ -13,10 +14,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.jobs import MTIME_NS, JobsLake, jobs_mounted, why_with_open
 from tests.lake import foremount, wait_until, why_no_mount
+from vfs import client
 from vfs.keeper import mountinfo
 from vfs.samples import wire
 from vfs.samples.model import Form
@@ -229,9 +232,7 @@ def test_dropped_step_is_forgotten_but_for_what_is_open(lake: JobsLake) -> None:
     (lake.jobs / directory / "000000.npy").read_bytes()
     placed(lake, directory, len(contents))
     with open(lake.jobs / directory / "000001.npy", "rb", buffering=0) as held:
-        for path in list(lake.samples.nodes):
-            if path.startswith("dropped/"):
-                del lake.samples.nodes[path]
+        lake.samples.remove("dropped")
         dropped, forgotten = (lake.samples.counters.get(kind, 0) for kind in ("dropped", "forgotten"))
         lake.samples.drop(directory)
         wait_until(lambda: lake.samples.counters.get("dropped", 0) > dropped, "the kernel has been told")
@@ -239,6 +240,33 @@ def test_dropped_step_is_forgotten_but_for_what_is_open(lake: JobsLake) -> None:
         with pytest.raises(FileNotFoundError):
             os.stat(lake.jobs / directory)
         assert held.read() == contents["000001.npy"]  # who has it open reads on
+
+
+def test_unmodified_numpy_pillow_and_the_client_read_samples(lake: JobsLake) -> None:
+    array, directory = np.arange(5000, dtype=np.float32).reshape(50, 100), "programs/step_0000001/rank_0000"
+    made = io.BytesIO()
+    np.save(made, array)
+    lake.samples.put(f"{directory}/000000.npy", made.getvalue())
+    lake.samples.put(f"{directory}/000001.npy", array.tobytes(), Form.RAW)
+    placed(lake, directory, 2)
+    assert np.array_equal(np.load(lake.jobs / directory / "000000.npy"), array)
+    assert np.array_equal(np.load(lake.jobs / directory / "000000.npy", mmap_mode="r"), array)
+
+    def local(raw: bytes) -> bytes:
+        again = io.BytesIO()
+        np.save(again, np.frombuffer(raw, np.float32).reshape(50, 100))
+        return again.getvalue()
+
+    for name in ("000000.npy", "000001.npy"):
+        with client.open_sample(lake.jobs / directory / name, local=local) as file:
+            assert np.array_equal(np.load(file), array), name
+    assert client.provenance_of(lake.jobs / directory / "000001.npy")["form"] == "raw"
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the media extra")
+    picture, drawn = io.BytesIO(), image.effect_noise((64, 48), 50)
+    drawn.save(picture, "PNG")
+    lake.samples.put("programs/by-id/picture.png", picture.getvalue())
+    with image.open(lake.jobs / "programs/by-id/picture.png") as opened:
+        assert opened.tobytes() == drawn.tobytes()
 
 
 def test_tree_is_copied_byte_by_byte(lake: JobsLake, tmp_path: Path) -> None:
