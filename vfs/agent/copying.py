@@ -21,6 +21,7 @@ from typing import Protocol
 import xxhash
 
 from vfs.agent import streamed
+from vfs.agent.multiplying import multiply, reduce
 from vfs.agent.sending import Sender, SendLimits
 from vfs.agent.streamed import Streamed
 from vfs.checkpoints.manifest import ManifestFile
@@ -35,7 +36,7 @@ from vfs.foresight.transfers import Range, batches, place_in_copy, whole_blocks
 from vfs.model import SiteName, SitePath, Version, join, split
 from vfs.namespace.mounts import MountTable
 from vfs.sites.protocol import Piece, Site
-from vfs.sites.writing import SiteWriter, Upload
+from vfs.sites.writing import Multiplies, SiteWriter, Upload
 
 log = logging.getLogger(__name__)
 BATCHES_AT_ONCE = 8
@@ -103,6 +104,10 @@ class Copier:
     ) -> None:
         """Bring files to the replica's site; see `Executor.copy`. Those of a batch are asked for all at once."""
         self._check_rules(replica)
+        site = self._site(replica.site)
+        if replica.site == self._origin(replica) and isinstance(site, Multiplies):
+            await multiply(site, replica, files, done)
+            return
         one = _One(self, replica, self._origin(replica), self._writer(replica.site), done)
         self.going_on[replica.id] = transfer = Transfer(replica, len(files), sum(file.size for file in files))
         turns = asyncio.Semaphore(BATCHES_AT_ONCE)
@@ -142,7 +147,11 @@ class Copier:
 
     async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> None:
         """Remove the bytes of a copy and the directories that held them; what is gone already is no error."""
-        writer, site = self._writer(replica.site), self._site(replica.site)
+        site = self._site(replica.site)
+        if replica.site == self._origin(replica) and isinstance(site, Multiplies):
+            await reduce(site, replica, copies)
+            return
+        writer = self._writer(replica.site)
         inside = [copy.at for copy in copies if copy.at.startswith(replica.root + "/")]
         for at in inside:
             await writer.remove(at)

@@ -58,6 +58,7 @@ class Published:
                 Identity(replica.site, file.at, file.version), file.ranges
             )
             for file in files
+            if (replica.site, file.at) != (point.site, file.origin_at)  # copies that the origin itself keeps and chooses from
         }
         self._replicas[replica.id] = found
         if replica.mechanism is Mechanism.HOT_FILES:

@@ -409,6 +409,7 @@ class FileCopy(msgspec.Struct, frozen=True, kw_only=True):
         origin_at, origin: where the bytes came from, and their version there.
         at, version: where the copy lies at its site, and its version there.
         ranges: (offset, length) that were copied, one after another in the copy; empty: the whole file.
+        count_before: where the site multiplies by itself: copies that it kept before, to be gone back to; else 0.
     """
 
     path: str
@@ -419,6 +420,7 @@ class FileCopy(msgspec.Struct, frozen=True, kw_only=True):
     at: SitePath
     version: Version
     ranges: tuple[tuple[int, int], ...] = ()
+    count_before: int = 0
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ class FileStatus(msgspec.Struct, rename=_JSON_NAMES):
         modified_ms: ms since the epoch.
         inode: HDFS's id of the file, 0 where the server tells none; never used twice.
         target: of a symlink.
+        replication: copies of each block that the file is to have.
     """
 
     name: str
@@ -44,6 +45,7 @@ class FileStatus(msgspec.Struct, rename=_JSON_NAMES):
     permission: str
     inode: int = 0
     target: str = ""
+    replication: int = 0
 
 
 class StatusAnswer(msgspec.Struct, rename={"status": "FileStatus"}):
@@ -75,6 +77,30 @@ class BatchAnswer(msgspec.Struct, rename={"listing": "DirectoryListing"}):
     """Answer to LISTSTATUS_BATCH."""
 
     listing: DirectoryListing
+
+
+class LocatedBlock(msgspec.Struct):
+    """One block, and the DataNodes that hold it."""
+
+    locations: list[msgspec.Raw]
+
+
+class LocatedBlocks(msgspec.Struct, rename={"blocks": "locatedBlocks"}):
+    """All blocks of a range."""
+
+    blocks: list[LocatedBlock]
+
+
+class LocationsAnswer(msgspec.Struct, rename={"located": "LocatedBlocks"}):
+    """Answer to GET_BLOCK_LOCATIONS."""
+
+    located: LocatedBlocks
+
+
+class DoneAnswer(msgspec.Struct):
+    """Answer to what is done or not."""
+
+    boolean: bool
 
 
 class RemoteException(msgspec.Struct, rename={"class_name": "javaClassName"}):

@@ -104,6 +104,35 @@ class WebHdfsSite:
                 async for piece in body_range(response, subject, skip=0, length=length, must_end=True):
                     yield piece
 
+    async def replication(self, path: SitePath) -> int:
+        """Return how many copies of each block the file is to have."""
+        return (await self._status(path)).replication
+
+    async def set_replication(self, path: SitePath, count: int) -> None:
+        """Have the NameNode keep so many copies of each block from now on; `copies_held` says how far that is.
+
+        Raises:
+            WrongAnswer: it is no file.
+        """
+        async with self.answer("SETREPLICATION", path, method="PUT", replication=str(count)) as response:
+            body = await _body(response, self._subject(path))
+        try:
+            done = msgspec.json.decode(body, type=hdfsanswers.DoneAnswer).boolean
+        except msgspec.DecodeError as exc:
+            raise WrongAnswer(self._subject(path), "is no answer of WebHDFS to SETREPLICATION") from exc
+        if not done:
+            raise WrongAnswer(self._subject(path), "is no file whose copies could be counted")
+
+    async def copies_held(self, path: SitePath) -> int:
+        """Return how many copies the block has that has the fewest; 0 for an empty file."""
+        async with self.answer("GET_BLOCK_LOCATIONS", path) as response:
+            body = await _body(response, self._subject(path))
+        try:
+            blocks = msgspec.json.decode(body, type=hdfsanswers.LocationsAnswer).located.blocks
+        except msgspec.DecodeError as exc:
+            raise WrongAnswer(self._subject(path), "is no answer of WebHDFS to GET_BLOCK_LOCATIONS") from exc
+        return min((len(block.locations) for block in blocks), default=0)
+
     async def close(self) -> None:
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():

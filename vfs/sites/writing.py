@@ -10,7 +10,7 @@ value; who kept it goes on with it after a restart.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -135,6 +135,23 @@ class SiteWriter(Protocol):
 
     async def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+@runtime_checkable
+class Multiplies(Protocol):
+    """A store that keeps copies of its objects by itself, as many as it is told."""
+
+    async def replication(self, path: SitePath) -> int:
+        """Return how many copies the object is to have."""
+        ...
+
+    async def set_replication(self, path: SitePath, count: int) -> None:
+        """Have it keep so many from now on."""
+        ...
+
+    async def copies_held(self, path: SitePath) -> int:
+        """Return how many it keeps at least of every part of the object, now."""
         ...
 
 
