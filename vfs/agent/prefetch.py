@@ -30,7 +30,7 @@ from vfs.checkpoints.learned import Learned
 from vfs.checkpoints.patterns import Patterns, generalise
 from vfs.checkpoints.series import following
 from vfs.errors import ForemountError
-from vfs.extents.budget import Priority
+from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
 from vfs.extents.predict import Prediction, PredictionKnobs
