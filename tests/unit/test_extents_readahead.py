@@ -54,6 +54,22 @@ def test_the_window_doubles_up_to_its_limit_and_never_beyond_what_was_read() -> 
     assert all(window <= start + 1 for start, window in enumerate(windows))
 
 
+def test_reads_of_the_middle_of_what_went_along_tell_nothing_new() -> None:
+    """The kernel had sent them before it had those pages."""
+    step = 64 * KIB
+    ahead = readahead()
+    for start in range(16):
+        ahead.read(start * step, step)
+    ahead.read(MIB, MIB)
+    window = ahead.window
+    assert window > 0
+    assert ahead.read(MIB + 2 * step, step) == []
+    ahead.read(2 * MIB, step)
+    assert ahead.read(MIB + 4 * step, step) == []
+    assert ahead.window >= window
+    assert ahead.facts().streams == 1
+
+
 def test_a_sequential_reader_finds_nearly_everything_prefetched_and_nothing_past_the_end() -> None:
     ahead = readahead(64 * MIB)
     hits, prefetched = run(ahead, [(start * MIB, MIB) for start in range(64)])

@@ -59,6 +59,8 @@ class _Stream:
         serial: tells streams apart.
         start, end: of the run that is being read; `end` is where its next read is expected.
         reads: of this run.
+        longest: read of this run: what goes along into the page cache is one long read, and the kernel may have sent one of
+            its middle before that, which comes to us later.
         run: length of the run before, 0 for the first.
         stride: from the start of the run before to `start`, 0 for the first.
         strides: runs in a row that began at this distance and were as long as the one before.
@@ -71,6 +73,7 @@ class _Stream:
     end: int
     frontier: int
     reads: int = 1
+    longest: int = 0
     run: int = 0
     stride: int = 0
     strides: int = 0
@@ -151,7 +154,7 @@ class Readahead:
             if offset + length <= stream.end:
                 return None
             self._ended_runs.pop(stream.serial, None)
-            stream.end = offset + length
+            stream.end, stream.longest = offset + length, max(stream.longest, length)
             stream.frontier = max(stream.frontier, stream.end)
             stream.reads += 1
         elif (stream := self._jumping(offset)) is not None:
@@ -173,7 +176,7 @@ class Readahead:
         near = [
             stream
             for stream in self._streams
-            if stream.start <= offset and stream.end - 2 * length <= offset <= stream.end + length
+            if stream.start <= offset and stream.end - max(2 * length, stream.longest) <= offset <= stream.end + length
         ]
         return min(near, key=lambda stream: abs(offset - stream.end), default=None)
 
@@ -202,7 +205,8 @@ class Readahead:
             self._shrink()
         stream.strides = stream.strides + 1 if alike else 0
         stream.run, stream.stride = run, stride
-        stream.start, stream.end, stream.frontier, stream.reads = offset, offset + length, offset + length, 1
+        stream.start, stream.end, stream.frontier = offset, offset + length, offset + length
+        stream.reads, stream.longest = 1, length
 
     def _begin(self, start: int, end: int) -> _Stream:
         """Return a new stream; the run that was read last has perhaps ended."""

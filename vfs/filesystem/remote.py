@@ -366,9 +366,10 @@ class ObjectSource:
         return found if found >= PUSH_BYTES_MIN else 0
 
     async def _push(self, cached: CachedObject, start: int, length: int, push: Push) -> None:
+        # Told before it is done: the reader is quicker than the thread that pushes, and its next read would look like a jump.
+        self._reports.note(self._key, start, length)
         if await push(cached, start, length):
             self._expected.pushed(self._key, start, start + length)
-            self._reports.note(self._key, start, length)
 
     async def _need(self, offset: int, length: int, broken: int) -> None:
         self._reports.send(self._key)
