@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import resource
@@ -183,6 +184,7 @@ class _Worker:
             nursery.start_soon(self._beat, filesystem, account)
             nursery.start_soon(self._follow_policies, filesystem.inodes)
             nursery.start_soon(end_on_sigterm)
+            gc.freeze()  # what is there now stays: a full collection would hold up requests for 50 ms to find that out
             self._status.ready()
             log.info("serving, passthrough: %s", self._passthrough.why_not or "in force")
             await serve()

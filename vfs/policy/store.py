@@ -10,11 +10,12 @@ thread while others decide, because `current` is replaced in one step.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import logging
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -114,7 +115,7 @@ class PolicyStore:
         Raises:
             InvalidPolicy: they can't be used; the set before stays in force, and `error` says so until a reload succeeds.
         """
-        with self._reloading:
+        with self._reloading, _uncollected():
             self._stamp = self._take_stamp()  # before reading: a change meanwhile is seen by the next look
             try:
                 fresh = self._load()
@@ -122,7 +123,7 @@ class PolicyStore:
                 self.error = exc
                 raise
             before, self.current, self.error = self.current, fresh, None
-        return Reload(before.version, fresh.version, tuple(diff(before.rules, fresh.rules)))
+            return Reload(before.version, fresh.version, tuple(diff(before.rules, fresh.rules)))
 
     def reload_if_changed(self) -> Reload | None:
         """Reload where a document was changed, added or removed since the last time; None where nothing was.
@@ -179,6 +180,23 @@ class PolicyStore:
         paths = [os.path.join(self._base, source) for source in self._sources if not source.startswith("shipped:")]
         found = {path if os.path.isdir(path) else os.path.dirname(path) or "." for path in paths}
         return {path for path in found if os.path.isdir(path)}
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python's collector of cycles away, and what is made meanwhile out of its sight for good.
+
+    1,000 rules are 100,000 objects without cycles. Looking through all of them holds up every thread of the process: 70 ms
+    (2026-11), the longest open of a reload. They are freed all the same when the next set replaces them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _stamp_of(path: str) -> tuple[str, int, int, int]:
