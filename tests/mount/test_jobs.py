@@ -118,12 +118,10 @@ def test_each_placing_of_a_rank_is_entered_once_and_in_order(lake: JobsLake) -> 
 
 
 @without_open
-def test_samples_placed_by_name_are_primed_without_listing_their_directory(lake: JobsLake) -> None:
+def test_samples_placed_by_name_cost_no_request(lake: JobsLake) -> None:
     for index in range(20):
         lake.samples.put(f"named/by-id/sample{index}.npy", b"%d" % index * 1000)
-    before = len(lake.samples.asked(wire.Children))
     placed(lake, "named/by-id", 20)
-    assert len(lake.samples.asked(wire.Children)) == before
     asked = lake.count(lambda: [(lake.jobs / f"named/by-id/sample{index}.npy").read_bytes() for index in range(20)])
     assert sum(asked.values()) <= RECLAIMED
 
@@ -157,6 +155,18 @@ def test_another_form_is_another_inode_and_who_has_the_old_one_open_keeps_it(lak
         os.posix_fadvise(early.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(early.fileno(), 15_001, 0) == b"raw" * 5000
         assert os.getxattr(early.fileno(), "user.foremount.form") == b"raw"
+
+
+def test_agent_is_not_asked_for_what_it_has_placed_before_a_reader_comes(lake: JobsLake) -> None:
+    directory, contents = fill(lake, "unasked", 4)
+    placed(lake, directory, len(contents))
+
+    def asked() -> list[str]:
+        return [path for call in lake.samples.calls if (path := getattr(call, "path", "")).startswith("unasked")]
+
+    assert asked() == []
+    assert sorted(os.listdir(lake.jobs / directory)) == sorted(contents)
+    wait_until(lambda: sorted(asked()) == [directory, directory], "progress and the listing alone")
 
 
 def test_raw_bytes_that_were_looked_at_too_early_are_looked_up_again(lake: JobsLake) -> None:

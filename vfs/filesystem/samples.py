@@ -38,6 +38,8 @@ FIXED_TTL_S = 3600.0
 DIRECTORY_TTL_S = 30.0
 """Of directories: once in so long a walk asks for each of them."""
 _NODES_MAX = 50_000
+_PRIMING = 1 << 62
+"""In a directory's handle, which else is its inode's number: shows what is placed alone."""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class SampleFiles:
         self._descriptors_max = descriptors_max
         self._descriptors: OrderedDict[Ino, int] = OrderedDict()
         self._nodes: OrderedDict[Ino, wire.Node] = OrderedDict()
-        self._listings: OrderedDict[Ino, _Listing] = OrderedDict()
+        self._listings: OrderedDict[int, _Listing] = OrderedDict()
 
     # Names and attributes
 
@@ -79,10 +81,15 @@ class SampleFiles:
         """Decide what a name stands for from now on, and count one reference of the kernel to it.
 
         Args:
-            is_reader: not our own process that fills the kernel's tables.
+            is_reader: not our own process that fills the kernel's tables with what is placed: of that the agent is not asked,
+                which takes a question for progress.
         """
         path = self.inodes.path(parent, name)
-        node = self.placed.find(path) or self._placed_directory(path, parent, name) or await self._look(path)
+        node = self.placed.find(path)
+        if node is None and (not is_reader or self.placed.has(path)):  # its first reader need not wait for the agent
+            node = self.placed.leading(path)
+        if node is None and is_reader:
+            node = await self._look(path)
         if node is None:
             raise NotFound(path)
         if is_reader:
@@ -106,11 +113,6 @@ class SampleFiles:
                 if self.inodes.forget(ino, lookups) is not None:
                     self._nodes.pop(ino, None)
                     self._close(ino)
-
-    def _placed_directory(self, path: str, parent: Ino, name: bytes) -> wire.Node | None:
-        """Return a directory that is there because samples are placed in it: its first reader need not wait for the agent."""
-        inode = self.inodes.child(parent, name) if self.placed.has(path) else None
-        return None if inode is None else wire.Node(path, Kind.DIRECTORY, mtime_ns=inode.row.version.mtime_ns)
 
     async def _look(self, path: str) -> wire.Node | None:
         if not all(can_posix_carry(part) for part in path.split("/")):
@@ -152,31 +154,40 @@ class SampleFiles:
 
     # Directories
 
-    async def open_directory(self, ino: Ino, *, is_reader: bool = True) -> None:
-        """Open a directory stream: decides the form of each of its samples."""
+    async def open_directory(self, ino: Ino, *, is_reader: bool = True) -> int:
+        """Open a directory stream and return its handle: decides the form of each of its samples.
+
+        Args:
+            is_reader: as of `lookup`; to others it shows what is placed alone.
+        """
         path = self.inodes.path(ino)
         if ino != ROOT and self.inodes.get(ino).row.kind is not Kind.DIRECTORY:
             raise NotADirectory(path)
+        handle = ino if is_reader else ino | _PRIMING
+        nodes = await self._children(path) if is_reader else self.placed.inside(path)
+        named = {os.fsencode(node.path.rpartition("/")[2]): node for node in nodes}
+        stream = MergedDirectory({name: self._found(node) for name, node in named.items()}, None)
+        self._listings[handle] = _Listing(BufferedDirectory(stream), named)
+        while len(self._listings) > self._descriptors_max:
+            self._listings.popitem(last=False)  # a position is enough to go on from
+        return handle
+
+    async def _children(self, path: str) -> list[wire.Node]:
         nodes = (await self._agent.call(wire.Children(path), wire.Nodes, path)).nodes
         if nodes is None:
             raise NotFound(path)
-        if is_reader:
-            self._enter(path)
-        named = {os.fsencode(node.path.rpartition("/")[2]): node for node in self.placed.merged(path, nodes)}
-        stream = MergedDirectory({name: self._found(node) for name, node in named.items()}, None)
-        self._listings[ino] = _Listing(BufferedDirectory(stream), named)
-        while len(self._listings) > self._descriptors_max:
-            self._listings.popitem(last=False)  # a position is enough to go on from
+        self._enter(path)
+        return self.placed.merged(path, nodes)
 
-    async def read_directory(self, ino: Ino, position: int) -> list[Child]:
+    async def read_directory(self, handle: int, position: int) -> list[Child]:
         """Return entries after `position`; opens the stream again where an earlier worker had it."""
-        if ino not in self._listings:
-            await self.open_directory(ino)
-        return await self._listings[ino].stream.read(position)
+        if handle not in self._listings:
+            await self.open_directory(Ino(handle & ~_PRIMING), is_reader=not handle & _PRIMING)
+        return await self._listings[handle].stream.read(position)
 
-    def remember_children(self, parent: Ino, children: Iterable[Child]) -> Iterator[tuple[Child, Attributes]]:
+    def remember_children(self, handle: int, children: Iterable[Child]) -> Iterator[tuple[Child, Attributes]]:
         """Yield listed entries, counting one reference of the kernel to each that is taken. Inside `inodes.batch()`."""
-        nodes = self._listings[parent].nodes
+        nodes, parent = self._listings[handle].nodes, Ino(handle & ~_PRIMING)
         for child in children:
             node = nodes[child.name]
             inode = self.inodes.remember(_row(parent, child.name, child.node, node.file), lookups=1)
@@ -184,9 +195,9 @@ class SampleFiles:
                 self._keep(inode.ino, node)
             yield child, Attributes(inode.ino, child.node, child.node.ttl_s)
 
-    def release_directory(self, ino: Ino) -> None:
+    def release_directory(self, handle: int) -> None:
         """The kernel closed a stream."""
-        self._listings.pop(ino, None)
+        self._listings.pop(handle, None)
 
     # Files
 
@@ -257,10 +268,10 @@ class SampleFiles:
     def placed_inodes(self, directory: str) -> list[tuple[Ino, wire.Node]]:
         """Return what is placed in a directory and known to the kernel in just this form."""
         found = []
-        for path in self.placed.names(directory):
-            node, name = self.placed.find(path), self.known(path)
+        for node in self.placed.inside(directory):
+            name = self.known(node.path)
             inode = None if name is None else self.inodes.child(*name)
-            if node is not None and inode is not None and inode.row.identity == f"{node.form}:{node.key}":
+            if inode is not None and inode.row.identity == f"{node.form}:{node.key}":
                 found.append((inode.ino, node))
         return found
 

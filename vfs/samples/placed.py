@@ -5,7 +5,7 @@ Pure: no I/O, no clock. State: messages of the agent in, what to do with the ker
 
 from __future__ import annotations
 
-from vfs.model import join, split
+from vfs.model import Kind, split
 from vfs.samples import tree
 from vfs.samples.wire import Dropped, Node, Placed
 
@@ -48,6 +48,14 @@ class Placements:
         directory, name = split(path)
         return self._directories.get(directory, {}).get(name)
 
+    def leading(self, path: str) -> Node | None:
+        """Return the directory of this path if samples are placed in or below it."""
+        for directory, samples in self._directories.items():
+            if directory == path or directory.startswith(path + "/"):
+                when = next(iter(samples.values())).mtime_ns  # of the schedule, as that of its directories
+                return Node(path, Kind.DIRECTORY, mtime_ns=when)
+        return None
+
     def has(self, directory: str) -> bool:
         """Return whether samples are placed in this directory."""
         return directory in self._directories
@@ -67,6 +75,6 @@ class Placements:
         placed = self._directories.get(directory, {})
         return [placed.get(split(node.path)[1], node) for node in listed]
 
-    def names(self, directory: str) -> list[str]:
-        """Return the paths of what is placed in a directory."""
-        return [join(directory, name) for name in self._directories.get(directory, {})]
+    def inside(self, directory: str) -> list[Node]:
+        """Return what is placed in a directory."""
+        return list(self._directories.get(directory, {}).values())

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class JobOperations(pyfuse3.Operations):
-    """What pyfuse3 calls. Handles are inode numbers.
+    """What pyfuse3 calls. Handles of files are inode numbers.
 
     Args:
         opens: answer OPEN, since reads can't be told apart without it (the extension is missing).
@@ -80,22 +80,21 @@ class JobOperations(pyfuse3.Operations):
 
     @guarded
     async def opendir(self, inode: int, ctx: RequestContext) -> int:
-        await self._files.open_directory(Ino(inode), is_reader=self._is_reader(ctx))
-        return inode
+        return await self._files.open_directory(Ino(inode), is_reader=self._is_reader(ctx))
 
     @guarded
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        children = await self._files.read_directory(Ino(fh), start_id)
+        children = await self._files.read_directory(fh, start_id)
         # Atomic: no await until every entry that the kernel is told of is in the inode table.
         with self._files.inodes.batch():
-            for child, attributes in self._files.remember_children(Ino(fh), children):
+            for child, attributes in self._files.remember_children(fh, children):
                 if not pyfuse3.readdir_reply(token, child.name, entry_of(attributes), child.position):
                     self._files.forget([(attributes.ino, 1)])
                     break
 
     @guarded
     async def releasedir(self, fh: int) -> None:
-        self._files.release_directory(Ino(fh))
+        self._files.release_directory(fh)
 
     @guarded
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> pyfuse3.FileInfo:

@@ -2,8 +2,8 @@
 
 The kernel takes pushed pages only for inodes that it knows, and it comes to know one only when somebody walks to it. The
 worker can't: a thread of it that waits for the worker itself could not end when the worker is killed, and no new worker
-would be started. So this process walks, which nobody waits for. It is told a directory to list, or names to look up, as a
-line of JSON, and answers each line with an empty one. Standard library only.
+would be started. So this process walks, which nobody waits for. It is told a directory as a line of JSON, lists it, in which
+the worker shows it what is placed, and answers with an empty line. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,31 +23,19 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     with socket.socket(fileno=args.fd) as line, line.makefile("rb") as told:
         for text in told:
-            walk(args.root, **json.loads(text))
+            walk(args.root, json.loads(text))
             line.sendall(b"\n")
     return 0
 
 
-def walk(root: str, directory: str, names: list[str] | None) -> None:
-    """List a directory below `root`, or look some of its names up. What is gone meanwhile is left out."""
-    place = os.path.join(root, directory)
+def walk(root: str, directory: str) -> None:
+    """List a directory below `root`. What is gone meanwhile is left out."""
     try:
-        if names is None:
-            with os.scandir(place) as entries:
-                for _ in entries:
-                    pass
-            return
-        fd = os.open(place, os.O_PATH | os.O_DIRECTORY)  # to walk from, not to list
+        with os.scandir(os.path.join(root, directory)) as entries:
+            for _ in entries:
+                pass
     except OSError:
-        return
-    try:
-        for name in names:
-            try:
-                os.stat(name, dir_fd=fd)
-            except OSError:
-                continue
-    finally:
-        os.close(fd)
+        pass
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from vfs.filesystem.samples import SampleFiles
 from vfs.keeper.code import child_environ
 from vfs.kernel.expire import can_expire, drop, expire
 from vfs.kernel.push import header
-from vfs.model import Ino, split
+from vfs.model import Ino
 from vfs.samples import tree
 from vfs.samples.wire import Dropped, Node, Placed
 
@@ -48,13 +48,12 @@ class Primer:
         """Return its process, 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
-    async def walk(self, directory: str, names: list[str] | None) -> None:
-        """Have the kernel know a directory's entries, or some of them by name. Where that fails readers ask themselves."""
+    async def walk(self, directory: str) -> None:
+        """Have the kernel know what is placed in a directory. Where that fails readers ask themselves."""
         try:
             with trio.fail_after(_WALK_S):
                 line = self._line or self._start()
-                said = json.dumps({"directory": directory, "names": names}).encode() + b"\n"
-                await line.send_all(said)
+                await line.send_all(json.dumps(directory).encode() + b"\n")
                 if not await line.receive_some(1):
                     raise trio.BrokenResourceError
         except (trio.TooSlowError, trio.BrokenResourceError, OSError) as exc:
@@ -129,8 +128,7 @@ class Pusher:
         place = self._files.known(told.directory) if is_rank and self._can_expire else None
         if place is not None:
             await trio.to_thread.run_sync(expire, self._fuse_fd, [place], abandon_on_cancel=True)
-        names = None if is_rank else [split(node.path)[1] for node in told.nodes]
-        await self._primer.walk(told.directory, names)
+        await self._primer.walk(told.directory)
         known = [(ino, node) for ino, node in self._files.placed_inodes(told.directory) if node.size <= self._size_max]
         # Abandoned at the end: a page may be locked by a reader who waits for us.
         pushed = await trio.to_thread.run_sync(self._push, known, abandon_on_cancel=True)
