@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import random
+import shutil
 import signal
 import tempfile
 import threading
@@ -257,6 +258,36 @@ def test_on_two_hosts_a_marker_is_never_there_before_its_shards_can_be_read(ngin
             for shard, body in shards.items():
                 write(here / shard.name, body)
             wait_until(found, "the marker on the second host", 20)
+
+
+@pytest.mark.slow
+def test_what_another_host_adds_to_a_directory_that_was_made_here_is_shown(nginx: Nginx) -> None:
+    with dav_lake(nginx, "added", "1s") as (first, origin), dav_lake(nginx, "added", "1s") as (second, _):
+        write(first.root / "lake/run/here", b"here")
+        wait_until(lambda: (origin / "run/here").exists(), "the upload")
+        assert os.listdir(first.root / "lake/run") == ["here"]
+        wait_until((second.root / "lake/run/here").exists, "the second host to see it")
+        write(second.root / "lake/run/there", b"there")
+        wait_until(lambda: sorted(os.listdir(first.root / "lake/run")) == ["here", "there"], "the other host's file")
+        assert (first.root / "lake/run/there").read_bytes() == b"there"
+
+
+def test_a_file_takes_the_name_of_a_directory_whose_removal_is_under_way(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    work = lake.root / "lake/replaced"
+    for kind in ("made", "renamed"):
+        for index in range(5):
+            write(work / kind / str(index), b"old")
+    write(work / "new", b"new")
+    wait_until(lambda: (origin / "replaced/renamed/4").exists() and uploaded(lake), "the uploads")
+    shutil.rmtree(work / "made")
+    write(work / "made", b"a file now")
+    shutil.rmtree(work / "renamed")
+    (work / "new").rename(work / "renamed")
+    assert (work / "made").read_bytes() == b"a file now"
+    wait_until(lambda: (origin / "replaced/made").is_file() and (origin / "replaced/renamed").is_file(), "the new ones")
+    assert (origin / "replaced/renamed").read_bytes() == b"new"
+    assert sorted(os.listdir(work)) == sorted(os.listdir(origin / "replaced")) == ["made", "renamed"]
 
 
 def states(lake: Lake, path: Path) -> dict[int, str]:

@@ -56,7 +56,7 @@ class StagedTree:
         self._policy = policy
         self._names = StagedNames(point, remote, area, owner=owner)
         self._content = StagedContent(point, remote, area, self._names, owner=owner)
-        self._changes = StagedChanges(area, self._names, self._content)
+        self._changes = StagedChanges(area, self._names, self._content, deadline_s=self._deadline_s)
 
     # Names
 

@@ -7,6 +7,7 @@ carried out is not carried out again.
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -14,10 +15,13 @@ from vfs.errors import (
     AlreadyExists,
     Busy,
     CrossesMounts,
+    DeadlineExceeded,
     DirectoryNotEmpty,
     IsADirectory,
     NotADirectory,
     NotFound,
+    Stale,
+    Unavailable,
     Unsupported,
 )
 from vfs.filesystem.stagedcontent import COPY_UP_BYTES_MAX, StagedContent
@@ -32,14 +36,18 @@ _NOREPLACE, _EXCHANGE = 1, 2
 class StagedChanges:
     """Makes, removes and renames. Errors as `WritableTree`."""
 
-    def __init__(self, area: StagingArea, names: StagedNames, content: StagedContent) -> None:
+    def __init__(
+        self, area: StagingArea, names: StagedNames, content: StagedContent, *, deadline_s: Callable[[LakePath], float]
+    ) -> None:
         self._area = area
         self._names = names
         self._content = content
+        self._deadline_s = deadline_s
 
     async def make_file(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
         """Create an empty file, about to be written."""
         if await self._may_make(path):
+            await self._wait_gone(path)
             content = self._area.new_content(path)
             self._make(path, StagedKind.FILE, owner, mode=stat.S_IMODE(mode), content=content, writing=True)
 
@@ -55,6 +63,7 @@ class StagedChanges:
         except UnicodeDecodeError as exc:
             raise Unsupported(path, "points to a name that is not UTF-8") from exc
         if await self._may_make(path):
+            await self._wait_gone(path)
             self._make(path, StagedKind.SYMLINK, owner, mode=0o777, target=text)
 
     async def _may_make(self, path: LakePath) -> bool:
@@ -66,6 +75,22 @@ class StagedChanges:
         if await self._names.origin_node(path) is not None or self._names.walk(path).shown is not None:
             raise AlreadyExists(path)
         return True
+
+    async def _wait_gone(self, path: LakePath) -> None:
+        """Wait until a directory that is being removed is gone from its origin: a file can't be there before.
+
+        Raises:
+            Busy: it is not, within the deadline.
+        """
+        absent = self._names.walk(path).node
+        if absent is None or absent.kind is not StagedKind.ABSENT or not self._area.nodes.children(absent.id):
+            return
+        try:
+            await self._area.settle(absent, path, self._deadline_s(path))
+        except Stale:
+            return
+        except (DeadlineExceeded, Unavailable) as exc:
+            raise Busy(path, "is a directory at its origin that is being removed there", "try again") from exc
 
     def _make(
         self, path: LakePath, kind: StagedKind, owner: tuple[int, int], *, mode: int, content: int = 0, writing: bool = False,
@@ -163,6 +188,8 @@ class StagedChanges:
             return
         if target_kind is not None:
             await self._check_replaceable(new_path, node, target_kind, flags)
+        if node.kind is not StagedKind.DIRECTORY:
+            await self._wait_gone(new_path)
         # Atomic: no await until the commit.
         now = self._names.walk(path).shown
         if now is None or now.id != node.id:

@@ -336,8 +336,8 @@ class StagingArea:
             self._agent.tell_nowait(wire.Staging())
 
     def _follow(self) -> None:
-        """Take in what the agent has brought to the origins."""
-        for node_id, upload in self._catalog.uploads().items():
+        """Take in what the agent has brought to the origins: what lies in a directory before itself."""
+        for node_id, upload in sorted(self._catalog.uploads().items(), reverse=True):
             node = self.nodes.get(node_id)
             if node is None or upload.state is not UploadState.DONE or upload.seq != node.seq or node.writing:
                 continue
