@@ -205,7 +205,8 @@ class ReplicaServer:
         await response.prepare(request)
         if request.method != "HEAD":
             await self._send(response, path, key, start, end)
-        await response.write_eof()
+        with contextlib.suppress(ConnectionError):
+            await response.write_eof()
         return response
 
     async def _send(self, response: web.StreamResponse, path: str, key: ObjectKey, start: int, end: int) -> None:
@@ -229,6 +230,8 @@ class ReplicaServer:
             counters.broken += 1
             self._forget(path, key)
             raise  # the answer is cut off: its reader goes to another copy
+        except ConnectionError:
+            log.debug("who read %s has gone", path)
         finally:
             counters.readers -= 1
             await self._call(cached.close)
