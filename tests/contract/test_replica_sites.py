@@ -92,7 +92,7 @@ def s3_copy(request: pytest.FixtureRequest, own: Path) -> tuple[Site, Site, Put]
 @pytest.mark.servers
 @pytest.mark.parametrize(
     ("make", "proof"),
-    [(nginx_copy, ()), (hdfs_copy, ()), (arrow_copy, ()), (s3_copy, (FAR, NEAR))],
+    [(nginx_copy, ()), pytest.param(hdfs_copy, (), marks=pytest.mark.slow), (arrow_copy, ()), (s3_copy, (FAR, NEAR))],
     ids=["http", "webhdfs", "arrow-file", "s3"],
 )
 async def test_a_copy_is_proven_read_and_noticed_to_be_another_version(

@@ -114,6 +114,7 @@ async def test_an_object_that_marks_its_directory_is_not_listed_in_it(place: S3P
         _ = [page async for page in place.site.list(SitePath("nothing"))]
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_a_listing_comes_in_pages(place: S3Place) -> None:
     place.fill("many", [f"{index:05d}" for index in range(PAGE_ENTRIES + 10)])

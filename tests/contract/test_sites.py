@@ -223,6 +223,7 @@ async def test_neighbours_with_a_common_beginning_are_listed_once_each(place: Pl
     assert await names_in(place.site, "ab") == ["c"]
 
 
+@pytest.mark.slow
 async def test_a_large_directory_is_listed_in_pages_that_hold_each_name_once(place: Place) -> None:
     names = [f"sample-{index:05}" for index in range(place.many)]
     place.fill("many", names)

@@ -217,6 +217,7 @@ def run(lake: Lake, *, kills: bool, examples: int, steps: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_random_changes_end_as_on_the_disk(lake: Lake) -> None:
     run(lake, kills=False, examples=12, steps=50)
 

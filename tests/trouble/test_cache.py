@@ -163,6 +163,7 @@ def test_damaged_cache_files_are_made_anew(wan_origin: WanOrigin, wan_root: Path
         assert lake.state()["worker"]["restarts"] == lake.state()["agent"]["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_verify_drops_a_broken_block_and_the_next_read_is_right(wan_origin: WanOrigin, wan_root: Path) -> None:
     (wan_root / "f").write_bytes(SMALL)
     with lake_over(wan_origin, wan_root) as lake:
@@ -328,6 +329,7 @@ def test_cache_of_an_older_format_is_discarded_with_one_line(wan_origin: WanOrig
             assert lake.log("agent").count("discarding the cache of another version") == 1
 
 
+@pytest.mark.slow
 def test_three_hundred_files_are_read_with_256_descriptors(wan_origin: WanOrigin, wan_root: Path) -> None:
     """ulimit -n 256"""
     for index in range(300):

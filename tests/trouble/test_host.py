@@ -195,6 +195,7 @@ def test_many_mounts_that_start_at_once_all_come_up(scratch: Path, wan_origin: W
             assert (lake.root / "f").read_bytes() == b"content"
 
 
+@pytest.mark.slow
 def test_one_dead_site_does_not_disturb_the_others(tmp_path: Path, wan_origin: WanOrigin, wan_root: Path) -> None:
     """D92"""
     (wan_root / "f").write_bytes(b"content" * 100_000)

@@ -34,6 +34,7 @@ from vfs.kernel.jobs.operations import JobOperations  # noqa: E402
 from vfs.kernel.jobs.push import Primer, Pusher  # noqa: E402
 from vfs.logs import log_to  # noqa: E402
 from vfs.namespace.inodes import InodeTable  # noqa: E402
+from vfs.policy.inforce import defaults_of  # noqa: E402
 from vfs.rundir import RunDir  # noqa: E402
 from vfs.samples import wire  # noqa: E402
 
@@ -56,7 +57,7 @@ def main() -> int:
     try:
         loaded = config.load(args.config)
         samples = loaded.samples or config.Samples()
-        trio.run(_run, args, rundir, status, samples, float(loaded.limits.origin_deadline))
+        trio.run(_run, args, rundir, status, samples, defaults_of(loaded.limits).deadline)
     except Exception as exc:
         log.exception("worker of .jobs ends")
         status.failed(f"{type(exc).__name__}: {exc}")
