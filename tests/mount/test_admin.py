@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -222,6 +223,16 @@ def test_configuration_names_no_token(mount: Observed) -> None:
     said = mount.get("/v1/config")
     assert said["sites"]["origin"]["kind"] == "http"
     assert not any(token in json.dumps(said) for token in TOKENS.values())
+
+
+def test_no_process_shows_a_token_in_its_arguments_or_leaves_a_core(mount: Observed) -> None:
+    for process in ("keeper", "worker", "agent"):
+        place = Path(f"/proc/{mount.lake.pid(process)}")
+        shown = (place / "cmdline").read_text() + (place / "environ").read_text()
+        assert not any(token in shown for token in TOKENS.values())
+        assert re.search(r"Max core file size +0 ", (place / "limits").read_text())
+    status = mount.lake.command("status", str(mount.lake.root), "--json").stdout
+    assert not any(token in status for token in TOKENS.values())
 
 
 def test_cache_lists_what_it_holds(mount: Observed) -> None:

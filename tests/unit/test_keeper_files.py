@@ -263,3 +263,16 @@ def test_keeper_imports_only_the_standard_library() -> None:
         [sys.executable, "-c", program], env=code.child_environ(), capture_output=True, text=True, check=True
     )
     assert ran.stdout == "['vfs']\n"
+
+
+def test_process_that_forbids_core_dumps_leaves_none_and_shows_its_memory_to_root_alone() -> None:
+    program = (
+        "import ctypes, resource\n"
+        "from vfs.keeper.secrecy import forbid_core_dumps\n"
+        "forbid_core_dumps()\n"
+        "print(ctypes.CDLL(None).prctl(3), resource.getrlimit(resource.RLIMIT_CORE)[0])\n"  # PR_GET_DUMPABLE
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=code.child_environ(), capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "0 0\n"

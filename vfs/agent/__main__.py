@@ -52,6 +52,7 @@ from vfs.extents.store import Store
 from vfs.keeper import state
 from vfs.keeper.orphan import die_with_parent
 from vfs.keeper.report import StatusPipe
+from vfs.keeper.secrecy import forbid_core_dumps
 from vfs.logs import log_to
 from vfs.model import SiteName
 from vfs.namespace.catalog import CatalogWriter
@@ -79,6 +80,7 @@ def main() -> int:
     parser.add_argument("--config", required=True)
     args = parser.parse_args()
     die_with_parent(args.parent_pid)
+    forbid_core_dumps()
     rundir, status = RunDir(args.run_dir), StatusPipe(args.status_fd)
     log_to(rundir.log("agent"), os.environ.get("FOREMOUNT_LOG", "INFO"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -22,7 +22,7 @@ from vfs.keeper import code, procfs, state
 from vfs.keeper.state import KeeperState
 from vfs.policy.inforce import open_store
 
-_IMPORTS = "import vfs.kernel.__main__, vfs.agent.__main__"
+_IMPORTS = "import vfs.kernel.__main__, vfs.kernel.jobs.__main__, vfs.agent.__main__"
 _IMPORT_S = 60.0
 """A cold disk needs some 15 s."""
 _POLL_S = 0.05

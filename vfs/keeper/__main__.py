@@ -9,6 +9,7 @@ import sys
 
 from vfs import rundir
 from vfs.keeper import service
+from vfs.keeper.secrecy import forbid_core_dumps
 
 LOG_BYTES_MAX = 1 << 20
 
@@ -18,6 +19,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] != "--options":
         print("usage: python -m vfs.keeper --options FILE", file=sys.stderr)
         return 2
+    forbid_core_dumps()
     options = service.Options.load(arguments[1])
     service.close_inherited({options.ready_fd})
     os.chdir("/")

@@ -38,6 +38,7 @@ from vfs.filesystem.staging import StagingArea  # noqa: E402
 from vfs.filesystem.tree import Tree  # noqa: E402
 from vfs.keeper.init_codec import Negotiated  # noqa: E402
 from vfs.keeper.report import StatusPipe  # noqa: E402
+from vfs.keeper.secrecy import forbid_core_dumps  # noqa: E402
 from vfs.kernel import guard  # noqa: E402
 from vfs.kernel.account import Account  # noqa: E402
 from vfs.kernel.arguments import Arguments, parse  # noqa: E402
@@ -69,6 +70,7 @@ def main() -> int:
     """Serve until the connection ends or SIGTERM comes; return the exit status."""
     args = parse("vfs.kernel", sys.argv[1:])
     die_with_parent(args.parent_pid)
+    forbid_core_dumps()
     rundir, status = RunDir(args.run_dir), StatusPipe(args.status_fd)
     log_to(rundir.log("worker"), os.environ.get("FOREMOUNT_LOG", "INFO"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)

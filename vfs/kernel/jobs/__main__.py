@@ -26,6 +26,7 @@ from vfs.filesystem.agent import SamplesClient  # noqa: E402
 from vfs.filesystem.samples import SampleFiles  # noqa: E402
 from vfs.keeper.init_codec import Negotiated  # noqa: E402
 from vfs.keeper.report import StatusPipe  # noqa: E402
+from vfs.keeper.secrecy import forbid_core_dumps  # noqa: E402
 from vfs.kernel import guard  # noqa: E402
 from vfs.kernel.account import Account  # noqa: E402
 from vfs.kernel.arguments import Arguments, parse  # noqa: E402
@@ -50,6 +51,7 @@ def main() -> int:
     """Serve until the connection ends or SIGTERM comes; return the exit status."""
     args = parse("vfs.kernel.jobs", sys.argv[1:])
     die_with_parent(args.parent_pid)
+    forbid_core_dumps()
     rundir, status = RunDir(args.run_dir), StatusPipe(args.status_fd)
     log_to(rundir.log("jobs"), os.environ.get("FOREMOUNT_LOG", "INFO"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
