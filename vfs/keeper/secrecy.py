@@ -1,4 +1,4 @@
-"""No core dumps of our processes: one would hold credentials of sites and bytes of files, in a directory of somebody else's."""
+"""No core dumps of our processes: one would hold credentials of sites and bytes of files, wherever cores are put."""
 
 from __future__ import annotations
 
