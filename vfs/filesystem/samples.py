@@ -265,10 +265,10 @@ class SampleFiles:
             at = inode.ino
         return parent, name
 
-    def placed_inodes(self, directory: str) -> list[tuple[Ino, wire.Node]]:
-        """Return what is placed in a directory and known to the kernel in just this form."""
+    def known_inodes(self, nodes: Iterable[wire.Node]) -> list[tuple[Ino, wire.Node]]:
+        """Return those samples that the kernel knows in just this form, with their inodes."""
         found = []
-        for node in self.placed.inside(directory):
+        for node in nodes:
             name = self.known(node.path)
             inode = None if name is None else self.inodes.child(*name)
             if inode is not None and inode.row.identity == f"{node.form}:{node.key}":

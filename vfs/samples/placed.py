@@ -22,11 +22,12 @@ class Placements:
 
     def place(self, told: Placed) -> None:
         """Samples are ready; those of earlier messages about the directory stay."""
-        if told.nodes:
-            found = self._directories.setdefault(told.directory, {})
-            found.update((split(node.path)[1], node) for node in told.nodes)
-            if isinstance(tree.parse(told.directory), tree.RankPlace):
-                self._waiting.add(told.directory)
+        if not told.nodes:
+            return
+        if told.directory not in self._directories and isinstance(tree.parse(told.directory), tree.RankPlace):
+            self._waiting.add(told.directory)
+        found = self._directories.setdefault(told.directory, {})
+        found.update((split(node.path)[1], node) for node in told.nodes)
 
     def drop(self, told: Dropped) -> list[str]:
         """Samples go; return the directories that the kernel is to forget with all that is in them.

@@ -1,4 +1,4 @@
-"""Fills the kernel's tables for what is placed, and empties them of what is dropped: one task, in the order it is told.
+"""Fills the kernel's tables for what is placed, and empties them of what is dropped: one task.
 
 To place: the directory's own name expires, and is not believed until the first reader comes by and asks for it, which tells
 how far its rank is; the primer walks the directory, so that the kernel has names and inodes; a thread pushes the contents
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import socket
 import subprocess
@@ -27,7 +26,6 @@ from vfs.keeper.code import child_environ
 from vfs.kernel.expire import can_expire, drop, expire
 from vfs.kernel.push import header
 from vfs.model import Ino
-from vfs.samples import tree
 from vfs.samples.wire import Dropped, Node, Placed
 
 log = logging.getLogger(__name__)
@@ -89,13 +87,15 @@ class Primer:
 
 
 class Pusher:
-    """Carries out what the agent tells.
+    """Carries out what the agent tells. Samples that come one by one are pushed together with those that came meanwhile.
 
     Args:
         size_max: of contents that are pushed.
 
     Attributes:
         counts: what was done so far, for `status`.
+
+    Invariant: what is in `_pending` is placed.
     """
 
     def __init__(self, fuse_fd: int, files: SampleFiles, primer: Primer, *, size_max: int) -> None:
@@ -104,52 +104,59 @@ class Pusher:
         self._primer = primer
         self._size_max = size_max
         self._can_expire = can_expire(os.uname().release)
-        self._told_in, self._told = trio.open_memory_channel[Placed | Dropped](math.inf)  # as much as the agent holds files
+        self._pending: dict[str, list[Node]] = {}
+        self._gone: list[str] = []
+        self._news = trio.Event()
         self.counts: Counter[str] = Counter()
 
     def tell(self, told: object) -> None:
         """Take in what the agent tells. Names stand for what is placed from now on."""
         if isinstance(told, Placed):
             self._files.placed.place(told)
-            self._told_in.send_nowait(told)
+            self._pending.setdefault(told.directory, []).extend(told.nodes)
         elif isinstance(told, Dropped):
-            self._told_in.send_nowait(told)
+            for directory in told.directories:
+                self._pending.pop(directory, None)
+            self._gone += self._files.placed.drop(told)
+        self._news.set()
 
     async def run(self) -> None:
-        """Work for as long as the worker lives."""
-        async for told in self._told:
-            if isinstance(told, Dropped):
-                await self._drop(told)
-            elif self._files.placed.has(told.directory):
-                await self._place(told)
+        """Work for as long as the worker lives. What is gone goes first: it may be placed anew behind."""
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            while self._gone or self._pending:
+                if self._gone:
+                    gone, self._gone = self._gone, []
+                    await self._drop(gone)
+                else:
+                    directory = next(iter(self._pending))
+                    await self._place(directory, self._pending.pop(directory))
 
-    async def _place(self, told: Placed) -> None:
-        is_rank = isinstance(tree.parse(told.directory), tree.RankPlace)
-        place = self._files.known(told.directory) if is_rank and self._can_expire else None
-        if place is not None:
-            await trio.to_thread.run_sync(expire, self._fuse_fd, [place], abandon_on_cancel=True)
-        await self._primer.walk(told.directory)
-        known = [(ino, node) for ino, node in self._files.placed_inodes(told.directory) if node.size <= self._size_max]
-        # Abandoned at the end: a page may be locked by a reader who waits for us.
+    async def _place(self, directory: str, nodes: list[Node]) -> None:
+        if self._files.placed.is_waiting(directory) and self._can_expire and (name := self._files.known(directory)):
+            # Abandoned at the end, as all of these: it may wait for a directory, or a page, whose holder waits for us.
+            await trio.to_thread.run_sync(expire, self._fuse_fd, [name], abandon_on_cancel=True)
+        await self._primer.walk(directory)
+        known = self._files.known_inodes([node for node in nodes if node.size <= self._size_max])
         pushed = await trio.to_thread.run_sync(self._push, known, abandon_on_cancel=True)
-        self.counts["pushed"] += pushed
-        self.counts["pushed_bytes"] += sum(node.size for _, node in known[:pushed])
+        self.counts["pushed"] += len(pushed)
+        self.counts["pushed_bytes"] += sum(pushed)
 
-    async def _drop(self, told: Dropped) -> None:
-        names = [self._files.known(directory) for directory in self._files.placed.drop(told)]
-        gone = [name for name in names if name is not None]
-        self.counts["dropped"] += await trio.to_thread.run_sync(drop, self._fuse_fd, gone, abandon_on_cancel=True)
+    async def _drop(self, directories: list[str]) -> None:
+        names = [name for directory in directories if (name := self._files.known(directory)) is not None]
+        self.counts["dropped"] += await trio.to_thread.run_sync(drop, self._fuse_fd, names, abandon_on_cancel=True)
 
-    def _push(self, known: Iterable[tuple[Ino, Node]]) -> int:
-        """Put contents into the page cache, in a thread; return how many. What can't be is read when it is asked for."""
-        count = 0
+    def _push(self, known: Iterable[tuple[Ino, Node]]) -> list[int]:
+        """Put contents into the page cache, in a thread; return the size of each. What can't be is read when asked for."""
+        pushed = []
         for ino, node in known:
             try:
                 with open(node.file, "rb", buffering=0) as file:
                     content = file.read(node.size + 1)
                 if len(content) == node.size:
                     os.writev(self._fuse_fd, [header(ino, 0, len(content)), content])
-                    count += 1
+                    pushed.append(node.size)
             except OSError as exc:  # forgotten or dropped meanwhile
                 log.debug("%s is not pushed: %s", node.path, exc)
-        return count
+        return pushed
