@@ -208,6 +208,7 @@ class SampleJobs:
         self._refused: dict[str, tuple[float, ForemountError]] = {}
         self._documents: dict[str, LakePath] = {}
         self._scanned_s = -_SCAN_S
+        self._scanning = asyncio.Lock()
         self._opening: dict[str, asyncio.Future[JobRun]] = {}
 
     @property
@@ -304,19 +305,20 @@ class SampleJobs:
 
     async def _scan(self) -> None:
         """Look at the declared directories, unless that was a moment ago. A new or removed document ends its job's run."""
-        if self._clock.monotonic_s() < self._scanned_s + _SCAN_S:
-            return
-        self._scanned_s = self._clock.monotonic_s()
-        found, versions = {}, {}
-        for directory in self._declared:
-            for entry in await self._lake.list(directory):
-                name = entry.name.removesuffix(".toml")
-                if entry.kind is Kind.FILE and entry.name.endswith(".toml") and tree.is_job_name(name):
-                    found[name], versions[name] = LakePath(join(directory, entry.name)), entry.version
-        self._documents = found
-        for name, run in list(self._runs.items()):
-            if name not in self._started and run.version != versions.get(name):
-                del self._runs[name]
+        async with self._scanning:  # who comes meanwhile needs what is being found
+            if self._clock.monotonic_s() < self._scanned_s + _SCAN_S:
+                return
+            found, versions = {}, {}
+            for directory in self._declared:
+                for entry in await self._lake.list(directory):
+                    name = entry.name.removesuffix(".toml")
+                    if entry.kind is Kind.FILE and entry.name.endswith(".toml") and tree.is_job_name(name):
+                        found[name], versions[name] = LakePath(join(directory, entry.name)), entry.version
+            self._scanned_s = self._clock.monotonic_s()
+            self._documents = found
+            for name, run in list(self._runs.items()):
+                if name not in self._started and run.version != versions.get(name):
+                    del self._runs[name]
 
 
 def _read(file: str) -> list[Started]:
