@@ -82,6 +82,8 @@ async def _run(args: Arguments, rundir: RunDir, status: StatusPipe, samples: con
         stack.callback(primer.end)
         pusher = Pusher(fd, files, primer, size_max=int(samples.push))
         agent.on_told = pusher.tell
+        if _shim is not None and hasattr(_shim, "request"):
+            guard.number_requests(_shim.request)
         operations = JobOperations(files, Account(getattr(_shim, "caller", None)), opens=opens, primer=lambda: primer.pid)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(agent.run)

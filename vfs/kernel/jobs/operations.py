@@ -15,15 +15,25 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, ReaddirToken, RequestContext
 
 from vfs.errors import ForemountError
+from vfs.filesystem.request import is_resent
 from vfs.filesystem.samples import SampleFiles
 from vfs.filesystem.tree import Buffer
 from vfs.kernel.account import Account
 from vfs.kernel.guard import guarded, requests
+from vfs.kernel.jobs.push import PRIMER
 from vfs.kernel.operations import entry_of
 from vfs.model import Ino
 from vfs.rundir import JOBS
 
 log = logging.getLogger(__name__)
+
+
+def _is_primer(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return PRIMER.encode() in file.read(4096).split(b"\0")
+    except OSError:
+        return False
 
 
 class JobOperations(pyfuse3.Operations):
@@ -61,7 +71,9 @@ class JobOperations(pyfuse3.Operations):
             return ""
 
     def _is_reader(self, ctx: RequestContext) -> bool:
-        return ctx.pid != self._primer()
+        if ctx.pid == self._primer():
+            return False
+        return not (is_resent() and _is_primer(ctx.pid))  # of the worker before us, which was killed
 
     @guarded
     async def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:

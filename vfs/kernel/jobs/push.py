@@ -29,6 +29,7 @@ from vfs.model import Ino
 from vfs.samples.wire import Dropped, Node, Placed
 
 log = logging.getLogger(__name__)
+PRIMER = "vfs.kernel.jobs.primer"
 _WALK_S = 10.0
 """For one directory: a primer that takes longer waits for something that does not come, and is given up."""
 
