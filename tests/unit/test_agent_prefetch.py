@@ -292,6 +292,20 @@ async def test_a_reader_that_jumps_about_has_nothing_of_the_next_shard_fetched(t
         at.objects.close(key)
 
 
+async def test_reads_of_one_length_at_random_cost_one_request_each(tmp_path: Path) -> None:
+    async with bench(tmp_path, "sequential") as at:
+        at.put("a.bin", random.Random(3).randbytes(40 * MIB))
+        key = await at.open("a.bin")
+        for place in (3, 19, 10, 30, 14, 36, 6, 26):
+            before = len(at.far.reads)
+            for part in range(16):  # as the kernel sends it
+                await at.read(key, place * MIB + part * 2 * BLOCK, 2 * BLOCK)
+            await at.settled()
+        assert at.far.reads[before:] == [(SitePath("a.bin"), 26 * MIB, 2 * MIB)]
+        assert at.fetched("a.bin") <= 8 * 2 * MIB + 4 * MIB
+        at.objects.close(key)
+
+
 async def test_the_next_step_is_fetched_without_waiting_for_its_header(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         body, places = safetensors(20, 256 << 10)

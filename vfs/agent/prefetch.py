@@ -175,7 +175,11 @@ class Prefetcher:
             reading.early += ranges
         ahead: list[Range] = []
         for offset, length in ranges:
-            ahead += reading.read(offset, length)
+            found = reading.read(offset, length)
+            if found and found[0][0] == offset:  # all of a run that has just begun: its reader waits for it
+                self._fetch(key, found[:1], Priority.FOREGROUND)
+                found = found[1:]
+            ahead += found
         self._fetch(key, ahead)
         self._go_on(key, reading)
 
@@ -219,9 +223,9 @@ class Prefetcher:
         if reading is not None and not reading.is_open and not any(key in ahead for ahead in self._ahead.values()):
             self._strike_out(key)
 
-    def _fetch(self, key: ObjectKey, ahead: Sequence[Range]) -> None:
+    def _fetch(self, key: ObjectKey, ahead: Sequence[Range], priority: Priority = Priority.PREFETCH) -> None:
         if ahead:
-            self._fetcher.prefetch_all(key, ahead)
+            self._fetcher.prefetch_all(key, ahead, priority)
             if expected := self._readings[key].expected(ahead, EXPECT_BYTES_MIN):
                 self.on_expect(key, expected)
 

@@ -47,12 +47,14 @@ class Knobs(msgspec.Struct, frozen=True):
         gap_blocks: unwanted blocks that are bridged at most between two wanted ones.
         request_blocks: in one request at most.
         waste_max: bridged bytes for each wanted byte of a request at most.
+        awaited_blocks: in one request at most when somebody waits for all of it: it comes as one piece of work.
     """
 
     pace: Pace
     gap_blocks: int
     request_blocks: int
     waste_max: float
+    awaited_blocks: int = 1
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -77,7 +79,7 @@ def knobs(pace: Pace, *, request_bytes_min: int, request_bytes_max: int, waste_m
     held = pace.ttfb_s * pace.bytes_per_s
     gap = held / pace.window
     size = min(max(2 * held / pace.window, REQUEST_S * pace.bytes_per_s, request_bytes_min), request_bytes_max)
-    return Knobs(pace, int(gap // BLOCK), max(1, round(size / BLOCK)), waste_max)
+    return Knobs(pace, int(gap // BLOCK), max(1, round(size / BLOCK)), waste_max, max(1, request_bytes_max // BLOCK))
 
 
 def coalesce(wanted: Sequence[range], rule: Knobs) -> list[Request]:

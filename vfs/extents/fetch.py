@@ -324,6 +324,8 @@ class Fetcher:
                 at = stop
         preferred = self._requests.preferred(fetched) or fetched.sources
         rule = self._requests.knobs(preferred[0].site, fetched.serving.fetch_size)
+        if priority is Priority.FOREGROUND:
+            rule = msgspec.structs.replace(rule, request_blocks=rule.awaited_blocks)
         requests = self._requests_for(fetched, free, rule)
         if any(request.wasted and fetched.overlaps(request.blocks) for request in requests):
             requests = coalesce(free, msgspec.structs.replace(rule, waste_max=0.0))  # bridges blocks that are on their way

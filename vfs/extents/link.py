@@ -112,6 +112,7 @@ class Link:
         self._look_began_s: float | None = None
         self._look_bytes = 0
         self._look_full = False
+        self._was_full = False
         self._backed_off_s = -math.inf
         self._is_filling = True
 
@@ -193,8 +194,9 @@ class Link:
 
     @property
     def bytes_per_s(self) -> float:
-        """Return what the line carries when it is full."""
-        return max(self._rates, default=self._bounds.bytes_per_s)
+        """Return what the line carries when it is full; before it was, no less than was believed at first."""
+        rate = max(self._rates, default=0.0)
+        return rate if self._was_full else max(rate, self._bounds.bytes_per_s)
 
     def is_failing(self, now_s: float) -> bool:
         """Return whether its last requests failed, and the last one was not so long ago that another may try."""
@@ -245,6 +247,7 @@ class Link:
         assert self._look_began_s is not None
         rate = self._look_bytes / (now_s - self._look_began_s)
         self._is_filling &= not (self._look_full and self._rates and rate < GROWTH * max(self._rates))
+        self._was_full |= self._look_full
         if self._look_full or rate > max(self._rates, default=0.0):
             self._rates.append(rate)
         self._ceiling = min(self._bounds.window_max, self._ceiling + 1)
@@ -257,5 +260,5 @@ class Link:
         """Let the window follow the estimates; before there are any it stays where it is, below the ceiling."""
         wanted = float(self.window)
         if not self._is_filling and self._rates and self._delay_min and self._request_bytes:
-            wanted = 1 + math.ceil(HELD * max(self._rates) * self.ttfb_s / self._request_bytes)
+            wanted = 1 + math.ceil(HELD * self.bytes_per_s * self.ttfb_s / self._request_bytes)
         self.window = int(max(self._bounds.window_min, min(wanted, self._ceiling, self._bounds.window_max)))

@@ -5,7 +5,7 @@ Pure: no I/O, no clock. Works for any source of bytes; knows nothing of formats.
 A *run* is reads that follow each other without a hole; a *stream* is one reader's runs, at a constant distance if there is
 more than one. A read continues the run that it lies closest behind, else the stream whose distance leads to it; what
 continues none begins a stream. A run is believed from its second read on and never fetched further ahead than it has read so
-far, so that a wrong guess costs no more than what was asked for. Runs that end show how long runs are: when the last ones
+far, so that a wrong guess costs no more than what was asked for. Runs that end show how long runs are: when two of the last
 were alike, the next one is fetched to that length at its first read, and not beyond. A handle whose prefetches are not read
 is left alone from then on.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
@@ -21,8 +22,9 @@ from vfs.extents.layout import BLOCK
 
 STREAMS_MAX = 8
 """Told apart on one handle: loaders of several workers share a descriptor of their parent."""
-RUNS_KEPT = 4
-"""Runs that have ended whose lengths have to be alike before the next is believed to be so long."""
+RUNS_KEPT = 6
+"""Runs that have ended of which two have to be alike before the next is believed to be so long. The others may be reads that
+the kernel sent out of turn."""
 _ALIKE = 8
 """Lengths that differ by less than an eighth are alike."""
 STRIDES_SEEN = 3
@@ -132,7 +134,10 @@ class Readahead:
         )
 
     def read(self, offset: int, length: int) -> list[tuple[int, int]]:
-        """Note a read; return the ranges (offset, length) to prefetch now, those needed first before the others."""
+        """Note a read; return the ranges (offset, length) to fetch now, those needed first before the others.
+
+        The first read of a run whose length is known is part of its range: one request brings all of it.
+        """
         length = min(length, self._size - offset)
         if length <= 0:
             return []
@@ -143,7 +148,7 @@ class Readahead:
         if stream is None:
             return []
         ahead = self._strided(stream) if stream.strides >= STRIDES_SEEN else self._sequential(stream)
-        return self._note_prefetched(ahead)
+        return self._note_prefetched(ahead, range(offset // BLOCK, (offset + length - 1) // BLOCK + 1))
 
     # Streams
 
@@ -238,7 +243,8 @@ class Readahead:
             stream.window = 0
         elif stream.frontier - stream.end <= stream.window // 2:  # else it is far enough ahead: wait for a worthy request
             stream.window = min(max(self._window_min, 2 * stream.window), self._window_max, max(done, self._window_min))
-        start, stop = stream.frontier, min(stream.end + stream.window, self._size)
+        begun = stream.reads == 1 and done < usual  # the read and the rest of its run come with one request
+        start, stop = stream.start if begun else stream.frontier, min(stream.end + stream.window, self._size)
         if start >= stop or (stream.frontier - stream.end > stream.window // 2):
             return []
         stream.frontier = stop
@@ -259,11 +265,9 @@ class Readahead:
         ]
 
     def _usual_run(self) -> int:
-        """Return the length of runs when the last ones were alike, else 0."""
-        if len(self._ended_runs) < RUNS_KEPT:
-            return 0
-        longest, shortest = max(self._ended_runs.values()), min(self._ended_runs.values())
-        return longest if longest - shortest <= longest // _ALIKE else 0
+        """Return the greatest length that two of the last runs had, else 0."""
+        lengths = sorted(self._ended_runs.values(), reverse=True)
+        return next((longer for longer, shorter in pairwise(lengths) if longer - shorter <= longer // _ALIKE), 0)
 
     # Accounts
 
@@ -272,12 +276,16 @@ class Readahead:
             for block in range(offset // BLOCK, (offset + length - 1) // BLOCK + 1):
                 self._unread.pop(block, None)
 
-    def _note_prefetched(self, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Keep accounts of what will be prefetched; returns what of it was not prefetched already."""
+    def _note_prefetched(self, ranges: list[tuple[int, int]], read: range) -> list[tuple[int, int]]:
+        """Keep accounts of what will be prefetched; returns what of it was not prefetched already.
+
+        Args:
+            read: blocks that are being read: no prediction.
+        """
         new = []
         for offset, length in ranges:
             blocks = range(offset // BLOCK, (offset + length - 1) // BLOCK + 1)
-            fresh = [block for block in blocks if block not in self._unread]
+            fresh = [block for block in blocks if block not in self._unread and block not in read]
             if not fresh:
                 continue
             self._unread.update(dict.fromkeys(fresh))
