@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 from tests.lake import Lake, foremount, wait_until
 from vfs import rundir
+from vfs.cli.hostchecks import reads_without_open
 from vfs.cli.mount import start_keeper
 from vfs.errors import NotFound, to_failure
 from vfs.keeper.service import Options
@@ -50,11 +50,7 @@ MTIME_NS = 1_700_000_000_000_000_000
 
 def why_with_open() -> str:
     """Return why files of `.jobs` are opened by requests on this machine, or "" where the extension spares them."""
-    spec = importlib.util.find_spec("vfs.kernel._passthrough")
-    if spec is None or spec.origin is None:
-        return "the extension was not built"
-    is_new = b"reads_without_open" in Path(spec.origin).read_bytes()
-    return "" if is_new else "the extension was built before it served reads without OPEN: pip install -e . again"
+    return "" if reads_without_open() else "the passthrough extension is missing or old: install again with libfuse3-dev"
 
 
 @dataclass

@@ -297,6 +297,14 @@ def test_status_shows_the_worker_of_jobs_and_what_its_stop_means(lake: JobsLake)
         os.kill(pid, signal.SIGCONT)
 
 
+@without_open
+def test_doctor_says_how_jobs_is_served(lake: JobsLake) -> None:
+    said = json.loads(foremount("doctor", str(lake.root), "--json", check=False).stdout)
+    assert [(each["verdict"], each["found"]) for each in said["mount"] if each["name"] == ".jobs"] == [
+        ("ok", "mounted; its files are opened without a request")
+    ]
+
+
 def test_jobs_that_was_unmounted_by_hand_is_mounted_again(lake: JobsLake) -> None:
     restarts = lake.state()["jobs"]["restarts"]
     subprocess.run(["umount", "-l", lake.jobs], check=True)

@@ -27,6 +27,7 @@ from vfs.config import Config, mount_prefix
 from vfs.errors import ForemountError
 from vfs.keeper import mountinfo
 from vfs.keeper.code import child_environ
+from vfs.rundir import JOBS
 
 _SIGNS = {OK: "+", WARNING: "~", BAD: "!", HANGS: "!", SKIPPED: "-"}
 
@@ -67,7 +68,7 @@ def check_mount(located: Located, config: Config | None, file: str, timeout_s: f
     status = observe(located)
     checks = [_mount_verdict(status)]
     if status.verdict not in ("not mounted", "failed", "dead"):
-        checks += [_passthrough(status), _read_ahead(status, config)]
+        checks += [_passthrough(status), _read_ahead(status, config), *_samples(status)]
     if not _worker_serves(status):
         return [*checks, *_skipped(f"the mount is not asked: {status.verdict}")]
     return [*checks, *_probe(located.mountpoint, file, _writable_directory(located.mountpoint, config), timeout_s)]
@@ -118,6 +119,18 @@ def _read_ahead(status: MountStatus, config: Config | None) -> Check:
         hint = "mount as root, or have root write it there"
         return Check("read-ahead", WARNING, f"{in_force} KiB in force, {wanted} KiB wanted", hint)
     return Check("read-ahead", OK, f"{in_force} KiB in force")
+
+
+def _samples(status: MountStatus) -> list[Check]:
+    """Return how `.jobs` is served; nothing where no samples are configured."""
+    if "jobs" not in status.processes:
+        return []
+    entry = mountinfo.on_top(mountinfo.read(), os.path.join(status.mountpoint, JOBS))
+    if entry is None or entry.fs_type != mountinfo.FS_TYPE:
+        return [Check(JOBS, BAD, "is not mounted", "keeper.log in the run directory says why")]
+    if not hostchecks.reads_without_open():
+        return [Check(JOBS, WARNING, "each file costs a request to open", hostchecks.BUILD_HINT)]
+    return [Check(JOBS, OK, "mounted; its files are opened without a request")]
 
 
 def _worker_serves(status: MountStatus) -> bool:

@@ -107,10 +107,20 @@ def _fuse_conf() -> Check:
     return Check("fuse.conf", WARNING, "no user_allow_other: only you can enter your mounts", hint)
 
 
+BUILD_HINT = "apt install gcc pkg-config libfuse3-dev, then install foremount again"
+
+
+def reads_without_open() -> bool:
+    """Return whether the extension is there, and new enough to spare the samples' OPEN."""
+    try:
+        return hasattr(importlib.import_module("vfs.kernel._passthrough"), "reads_without_open")
+    except ImportError:
+        return False
+
+
 def _shim() -> Check:
     if importlib.util.find_spec("vfs.kernel._passthrough") is None:
-        hint = "apt install gcc pkg-config libfuse3-dev, then install foremount again"
-        return Check("passthrough extension", WARNING, "not built: local files are read through the page cache", hint)
+        return Check("passthrough extension", WARNING, "not built: local files are read through the page cache", BUILD_HINT)
     return Check("passthrough extension", OK, "built")
 
 
