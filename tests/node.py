@@ -20,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests import media
 from vfs.samples import nodewire, stream, tree
 from vfs.samples.feeds.arrow import SCHEMA
 from vfs.samples.model import Envelope
@@ -38,11 +37,10 @@ site = "disk"
 [node]
 address = "127.0.0.1:0"
 tokens = "{base}/tokens"
-processes = 1
 memory_free = 0.0
 {more}
 """
-NO_LOAD = "cpu = 0\nidle = false"
+NO_LOAD = "cpu = 0\nidle = false\nprocesses = 1"
 """Transforms whatever else this host does: nothing else may decide a test."""
 IMAGE = {"crop": {"at": "random", "size": [32, 32]}, "resize": 48}
 
@@ -54,14 +52,17 @@ class Scheduled:
     lake: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
     raw: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    _places: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, step: int, rank: int, slot: int, raw: bytes, operator: str = "image@1", **changed: Any) -> None:
-        """Write the bytes into the bin and a row that reads them."""
+        """Have the bytes in the bin, once, and a row that reads them."""
         path = self.lake / "bins" / "0.bin"
         path.parent.mkdir(exist_ok=True)
-        with path.open("ab") as file:
-            offset = file.tell()
-            file.write(raw)
+        if raw not in self._places:
+            with path.open("ab") as file:
+                self._places[raw] = file.tell()
+                file.write(raw)
+        offset = self._places[raw]
         self.raw[step, rank, slot] = raw
         params = IMAGE if operator.startswith("image") else {}
         row = {
@@ -75,21 +76,12 @@ class Scheduled:
         """Write the schedule and the document of the job."""
         steps = self.lake / "jobs" / "steps"
         steps.mkdir(parents=True, exist_ok=True)
-        for step in {row["step"] for row in self.rows}:
-            rows = [row for row in self.rows if row["step"] == step]
+        by_step: dict[int, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            by_step.setdefault(row["step"], []).append(row)
+        for step, rows in by_step.items():
             pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), steps / f"{tree.step_name(step)}.parquet")
         (self.lake / "jobs" / "run7.toml").write_text(f'{document}\n[feed]\nkind = "arrow"\npath = "steps"\n')
-
-
-def pictures(lake: Path, *, steps: int = 4, ranks: int = 2, slots: int = 3) -> Scheduled:
-    """Return a written schedule of pictures."""
-    found = Scheduled(lake)
-    for step in range(steps):
-        for rank in range(ranks):
-            for slot in range(slots):
-                found.add(step, rank, slot, media.jpeg(step + slot))
-    found.write()
-    return found
 
 
 @dataclass

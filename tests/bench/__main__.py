@@ -27,6 +27,7 @@ BENCHES = {
         "other orders, threads, processes, random reads; growth with RTT and tensors",
     ),
     "storm": ("tests.bench.storm", "64 readers at once: 3 copies of hot bytes against hints; a model of up to 100,000 ranks"),
+    "node-load": ("tests.bench.node_load", "another load on a storage node, alone and beside transforms"),
     "crash": ("tests.bench.crash", "kill -9 of the fs worker under verifying readers"),
 }
 

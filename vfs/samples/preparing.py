@@ -25,6 +25,13 @@ async def read_raw(lake: Lake, sample: Sample) -> bytes:
     Raises:
         NotFound, Stale, Denied, Unavailable: as the lake does.
     """
+    try:
+        return await _read(lake, sample)
+    except Stale:  # what was believed of the source was a moment old
+        return await _read(lake, sample)
+
+
+async def _read(lake: Lake, sample: Sample) -> bytes:
     entry = await lake.stat(sample.source)
     if entry is None:
         raise NotFound(sample.source)

@@ -93,6 +93,9 @@ class NodeApi:
                 async for envelope, body in samples:
                     if not response.prepared:
                         await response.prepare(request)
+                    if len(body) < _PIECE_BYTES:
+                        await _write(response, stream.head(envelope) + body)
+                        continue
                     await _write(response, stream.head(envelope))
                     view = memoryview(body)
                     for start in range(0, len(view), _PIECE_BYTES):
@@ -153,8 +156,8 @@ async def serve(loaded: config.Config, ready: Callable[[str], None], ended: asyn
         log.info("operators are kept from the host by %s", ", ".join(confinement.by))
         for part in confinement.missing:
             log.warning("this host has no %s", part)
-        preparer = Preparer(registry, engine)
-        conductor = Conductor(SiteLake(build_mount_table(loaded), sites), preparer, _bounds(node), SystemClock())
+        preparer, clock = Preparer(registry, engine), SystemClock()
+        conductor = Conductor(SiteLake(build_mount_table(loaded), sites, clock), preparer, _bounds(node), clock)
         await stack.enter_async_context(conductor.working())
         tokens = Tokens(node.tokens)
         api = NodeApi(conductor, registry, confinement, tokens)
