@@ -49,6 +49,7 @@ from vfs.extents.directory import spill_directory
 from vfs.extents.fetch import Fetcher
 from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
+from vfs.foresight import replicaserver
 from vfs.keeper import state
 from vfs.keeper.orphan import die_with_parent
 from vfs.keeper.report import StatusPipe
@@ -197,6 +198,9 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         await stack.enter_async_context(
             Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir)
         )
+        if loaded.replica_server is not None:
+            replica_server, _ = await stack.enter_async_context(replicaserver.serving(loaded.replica_server))
+            rooms["replica server"] = replica_server.facts
         tasks.spawn(accounts.run())
         tasks.spawn(StatusFiles(rundir.public, facts).keep())
         tasks.spawn(policies.follow())

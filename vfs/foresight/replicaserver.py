@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 SITE = SiteName("replica-server")
 PIECE_BYTES = 1 << 20
 THREADS = 8
+COUNTED_S = 600.0
+"""A million leftovers take some ten seconds; what is found later than this is not served before the next start."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 T = TypeVar("T")
 
@@ -346,6 +348,7 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[ReplicaServer, str]
             raise InvalidConfig("replica_server.certificate", f"can't be used: {exc}") from exc
     store = await asyncio.to_thread(functools.partial(Store.open, settings.directory, int(settings.size), keeps_held=True))
     with contextlib.closing(store):
+        await asyncio.to_thread(store.wait_counted, COUNTED_S)  # what an earlier run has left is found meanwhile
         server = ReplicaServer(store, tokens, float(settings.rate) or math.inf)
         runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=1.0)
         try:
