@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from vfs.agent.accounts import Accounts
 from vfs.agent.adoption import Adoption
 from vfs.agent.beside import FilesBeside
 from vfs.agent.checkpoints import Checkpoints
+from vfs.agent.foresight import mounted
 from vfs.agent.holding import Holding
 from vfs.agent.lake import AgentLake
 from vfs.agent.layouts import CachedLayouts
@@ -34,6 +36,7 @@ from vfs.agent.local import LocalCopies
 from vfs.agent.metadata import Metadata
 from vfs.agent.objects import Objects
 from vfs.agent.prefetch import Prefetcher
+from vfs.agent.published import Place, Published
 from vfs.agent.replicas import Replicas, tell_etags, tell_times
 from vfs.agent.rules import PathRules
 from vfs.agent.samplerooms import SampleRooms
@@ -142,7 +145,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             on_answer=fetcher.hint,
             spawn=tasks.spawn,
         )
-        holding = Holding(mounts, fetcher, replicas, rules)
+        published = Published(mounts, fetcher, Place(socket.gethostname()))
+        holding = Holding(mounts, fetcher, replicas, rules, published)
         prefetcher = Prefetcher(
             fetcher,
             CachedLayouts(holding, fetcher, stat=metadata.stat),
@@ -158,6 +162,19 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         adoption = None
         if uploads is not None:
             adoption = Adoption(uploads, mounts, catalog, store, config.staging_directory(loaded), spawn=tasks.spawn)
+        foresight = await stack.enter_async_context(
+            mounted(
+                loaded,
+                mounts,
+                sites,
+                fetcher,
+                published,
+                uploads,
+                catalog.manifests(),
+                clock,
+                socket_path=rundir.foresight_socket,
+            )
+        )
         server = WorkerServer(
             metadata,
             objects,
@@ -189,6 +206,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         rooms: dict[str, Room] = {}  # a room that wants its facts shown adds a line here
         if facts.uploads is not None:
             rooms["uploads"] = facts.uploads.facts
+        if foresight is not None:
+            rooms["foresight"] = foresight.facts
         found = Checkpoints(mounts, sites, catalog, uploads, clock)
         shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms, found)
         if loaded.samples is not None:

@@ -115,7 +115,7 @@ class Checkpoints:
             where = self._uploads.nodes.path(node)
             if where is None or not _is_below(where, path):
                 continue
-            directory = _checkpoint_directory(where)
+            directory = checkpoint_directory(where)
             if directory is not None:
                 groups.setdefault(directory, []).append((where, node, record))
             if rule_for(where) is not None and not node.writing:
@@ -224,7 +224,7 @@ async def _entries(site: Site, path: SitePath) -> list[Entry]:
         return []
 
 
-def _checkpoint_directory(path: str) -> str | None:
+def checkpoint_directory(path: str) -> str | None:
     """Return the directory named for a step that a file lies in, else its own where it is a marker; None: it is in none."""
     parts = path.split("/")[:-1]
     for depth in range(len(parts), 0, -1):

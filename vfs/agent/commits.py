@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vfs.agent.uploadplan import files_below, node_at
@@ -41,11 +41,13 @@ class Commits:
     """Looks at markers on behalf of the uploads.
 
     Attributes:
+        on_commit: called with each manifest.
         _covers: what the last markers cover, by content and path: one that waits is looked at often.
     """
 
     def __init__(self, catalog: CatalogWriter) -> None:
         self._catalog = catalog
+        self.on_commit: Callable[[Manifest], None] = lambda manifest: None
         self._covers: OrderedDict[tuple[int, int, LakePath], Cover | None] = OrderedDict()
 
     def rule(self, path: LakePath, commit_marker: str) -> Rule | None:
@@ -157,6 +159,7 @@ class Commits:
             committed_ns=record.done_ns,
         )
         self._catalog.put_manifest(manifest)
+        self.on_commit(manifest)
         return manifest
 
     def _file(self, cover: Cover, path: LakePath, node: Staged) -> ManifestFile:

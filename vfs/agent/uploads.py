@@ -28,6 +28,7 @@ from vfs.agent.publishing import Carried, Publisher, resume_of
 from vfs.agent.sending import SendLimits
 from vfs.agent.uploadplan import Move, Send, Step, all_below, next_step, old_markers, order
 from vfs.backoff import doubled_s
+from vfs.checkpoints.manifest import Manifest, ManifestFile
 from vfs.clock import Clock
 from vfs.errors import (
     Corrupt,
@@ -129,6 +130,8 @@ class Uploads:
         self._stepped = asyncio.Event()
         self._tasks: asyncio.TaskGroup
         self.counters: Counter[str] = Counter()
+        self._on_begun: Callable[[LakePath], None] = lambda path: None
+        self._on_stored: Callable[[LakePath, ManifestFile], None] = lambda path, file: None
         self._publisher = Publisher(
             self,
             sites,
@@ -158,6 +161,16 @@ class Uploads:
         self._publisher.close()
 
     # What others ask for
+
+    def notify(
+        self,
+        *,
+        begun: Callable[[LakePath], None],
+        stored: Callable[[LakePath, ManifestFile], None],
+        committed: Callable[[Manifest], None],
+    ) -> None:
+        """Have somebody told of files that come into the staging area, that are at their origin, and of commits."""
+        self._on_begun, self._on_stored, self._commits.on_commit = begun, stored, committed
 
     def wake(self) -> None:
         """The journal has grown."""
@@ -239,8 +252,16 @@ class Uploads:
                 self._dirty |= {below.id for below in all_below(self._journal.nodes, node)}
         self._retired |= polled.retired
         for node_id in polled.changed:
+            if node_id not in self._seen_ns:
+                self._tell_begun(node_id)
             self._seen_ns.setdefault(node_id, now_ns)
             self._rests.pop(node_id, None)
+
+    def _tell_begun(self, node_id: int) -> None:
+        node = self._journal.nodes.get(node_id)
+        path = self._journal.nodes.path(node) if node is not None and node.kind is StagedKind.FILE else None
+        if path:
+            self._on_begun(path)
 
     def _look(self) -> None:
         """Take in what has changed and begin what can be begun."""
@@ -371,6 +392,8 @@ class Uploads:
         if node.kind is not StagedKind.FILE:
             return
         self._tell_waiters(node)
+        if record.at is not None:
+            self._on_stored(path, ManifestFile("", node.size, record.digest, record.at.path, record.at.version))
         for node_id, rest in self._rests.items():
             waiting = self._catalog.upload(node_id)
             if waiting is not None and waiting.state is UploadState.WAITING:

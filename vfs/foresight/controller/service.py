@@ -16,6 +16,7 @@ import functools
 import heapq
 import itertools
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from vfs.backoff import doubled_s
@@ -32,7 +33,7 @@ from vfs.foresight.placing import Place
 from vfs.foresight.plan import Origin, Step
 from vfs.foresight.priority import priority
 from vfs.foresight.stores.protocol import Change, Compacted, Store, every
-from vfs.model import LakePath
+from vfs.model import LakePath, SiteName
 
 log = logging.getLogger(__name__)
 WORKERS = 256
@@ -53,6 +54,7 @@ class Controller:
     Attributes:
         leads: now.
         steps: that were carried out, by name; for figures.
+        used: bytes of copies, by site and mechanism.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Controller:
         self._lease_s = lease_s
         self.leads = False
         self.steps: dict[str, int] = {}
+        self.used: Counter[tuple[SiteName, Mechanism]] = Counter()
 
     async def run(self) -> None:
         """Lead whenever nobody else does."""
@@ -107,7 +110,7 @@ class _Lead:
 
     Attributes:
         _hints: all that are open.
-        _replicas: all there are: of which hint, path and mechanism.
+        _replicas: all there are: of which hint, and bytes by site and mechanism.
         _of: replicas of each hint.
         _paths: hints for each checkpoint.
         _ready: replicas to be looked at: (-priority, number, id); `_listed` are those in it.
@@ -122,7 +125,7 @@ class _Lead:
         self._intake = Intake(store, self._clock)
         self._reconciler = Reconciler(store, controller._executor, self._clock, origin=controller._origin)
         self._hints: dict[HintId, Hint] = {}
-        self._replicas: dict[ReplicaId, tuple[HintId, LakePath, Mechanism]] = {}
+        self._replicas: dict[ReplicaId, tuple[HintId, SiteName, Mechanism, int]] = {}
         self._of: dict[HintId, set[ReplicaId]] = {}
         self._paths: dict[LakePath, set[HintId]] = {}
         self._ready: list[tuple[float, int, ReplicaId]] = []
@@ -155,6 +158,7 @@ class _Lead:
 
     async def _read_all(self) -> int:
         begun_s = self._clock.monotonic_s()
+        self._controller.used.clear()
         hints, revision = await every(self._store, keys.HINTS)
         for item in hints:
             self._hint_changed(keys.decode(item.value, Hint))
@@ -205,7 +209,7 @@ class _Lead:
             case "open" | "lives" if change.value is None:
                 self._look(ReplicaId(rest.partition("/")[0]))
             case "switches":
-                for replica, (_, _, mechanism) in list(self._replicas.items()):
+                for replica, (_, _, mechanism, _) in list(self._replicas.items()):
                     if mechanism == rest:
                         self._look(replica)
 
@@ -235,7 +239,9 @@ class _Lead:
 
     def _replica_changed(self, record: ReplicaRecord) -> None:
         known = self._replicas.get(record.id)
-        self._replicas[record.id] = record.hint, record.path, record.mechanism
+        self._count(known, -1)
+        self._replicas[record.id] = now = record.hint, record.site, record.mechanism, record.bytes
+        self._count(now, 1)
         self._of.setdefault(record.hint, set()).add(record.id)
         settled = record.phase in _SETTLED and record.hint in self._hints
         if known is None and not settled:
@@ -243,6 +249,7 @@ class _Lead:
 
     def _forget(self, replica: ReplicaId) -> None:
         known = self._replicas.pop(replica, None)
+        self._count(known, -1)
         self._failed.pop(replica, None)
         if known is not None:
             self._of[known[0]].discard(replica)
@@ -251,6 +258,10 @@ class _Lead:
             if known[0] in self._hints:
                 self._new_hints.append(self._hints[known[0]])
                 self._work.set()
+
+    def _count(self, known: tuple[HintId, SiteName, Mechanism, int] | None, times: int) -> None:
+        if known is not None and known[3]:
+            self._controller.used[known[1], known[2]] += times * known[3]
 
     def _checkpoint_changed(self, name: str) -> None:
         path = self._checkpoints.get(name)

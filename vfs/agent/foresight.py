@@ -1,0 +1,288 @@
+"""Foresight as an agent, or a controller of its own, runs it: a controller over the sites of this host, and a mount's line.
+
+Flow: `controlling` builds store, executor and controller and serves its API. A mount has a `Mounted`: it offers published
+copies as the controller says, tells from which it reads, and passes on what the uploads notice.
+
+Tasks: those of `Mounted.run`, and the controller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from vfs import config
+from vfs.agent.copying import Copier
+from vfs.agent.noticing import Noticed
+from vfs.agent.published import Published
+from vfs.agent.uploads import Uploads
+from vfs.backoff import doubled_s
+from vfs.checkpoints.manifest import Manifest
+from vfs.clock import Clock
+from vfs.config import host_and_port
+from vfs.errors import ForemountError, NotFound
+from vfs.extents.fetch import Fetcher
+from vfs.foresight import keys
+from vfs.foresight.controller import api
+from vfs.foresight.controller.remote import Remote
+from vfs.foresight.controller.service import Controller, running
+from vfs.foresight.execution import Executor
+from vfs.foresight.model import Checkpoint, FileCopy, Hint, Labels, ReplicaId, ReplicaRecord
+from vfs.foresight.offers import OPEN_S, Direct, Line
+from vfs.foresight.placing import Place, Rules, places, site_facts
+from vfs.foresight.plan import Origin
+from vfs.foresight.stores.embedded import Embedded
+from vfs.foresight.stores.etcd import Etcd
+from vfs.foresight.stores.protocol import Store
+from vfs.model import SiteName
+from vfs.namespace.mounts import MountTable
+from vfs.sites.build import build_writer
+from vfs.sites.protocol import Site
+from vfs.sites.writing import SiteWriter
+
+log = logging.getLogger(__name__)
+STATS_AT_ONCE = 32
+SAY_S = 1.0
+_RETRY_S, _RETRY_S_MAX = 0.2, 10.0
+
+
+async def open_store(where: str, clock: Clock, *, wait: bool) -> Store:
+    """Return the store of the shared catalog.
+
+    Args:
+        wait: for another controller of this host to end, where the store is a directory.
+
+    Raises:
+        InvalidConfig: `where` is neither a directory nor an etcd.
+        Busy: another controller of this host has the directory.
+    """
+    if "://" in where:
+        return Etcd.at(where)
+    return await Embedded.open(where, clock, wait=wait)
+
+
+@contextlib.asynccontextmanager
+async def controlling(
+    loaded: config.Config,
+    mounts: MountTable,
+    sites: Mapping[SiteName, Site],
+    fetcher: Fetcher,
+    clock: Clock,
+    *,
+    name: str,
+    socket_path: str,
+    wait: bool = False,
+) -> AsyncIterator[Direct]:
+    """Run a controller until the block ends; yields the line to it."""
+    assert loaded.foresight is not None
+    async with contextlib.AsyncExitStack() as stack:
+        store = await open_store(config.foresight_store(loaded), clock, wait=wait)
+        stack.push_async_callback(store.close)
+        writers = await _writers(loaded, sites, stack)
+        facts = site_facts(loaded)
+        executor: Executor = Copier(
+            mounts,
+            sites,
+            writers,
+            read=fetcher.read,
+            places={site: each.place for site, each in facts.items()},
+            clock=clock,
+        )
+
+        async def places_of(hint: Hint) -> Sequence[Place]:
+            point = mounts.find(hint.path)
+            if point is None or (hint.site == point.site and not hint.hot):
+                return []
+            kept = await store.get(keys.checkpoint_key(hint.path))
+            known: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
+            labels: Labels = known.labels if known is not None and known.labels is not None else hint.labels
+            size = known.bytes if known is not None else 0
+            return places(hint, labels, Rules(), origin=point.site, sites=facts, bytes_needed=size, used=controller.used)
+
+        async def origin_of(replica: ReplicaRecord, copies: Sequence[FileCopy]) -> Origin:
+            point = mounts.find(replica.path)
+            return Origin.UNKNOWN if point is None else await what_is_left(sites[point.site], copies)
+
+        controller = Controller(store, executor, clock, name=name, places=places_of, origin=origin_of)
+        line = Direct(store, clock)
+        await stack.enter_async_context(running(controller))
+        settings = loaded.foresight
+        address = host_and_port(settings.address) if settings.address else None
+        await stack.enter_async_context(
+            api.serving(controller, line, socket_path=socket_path, address=address, tokens=settings.tokens)
+        )
+        yield line
+
+
+async def _writers(
+    loaded: config.Config, sites: Mapping[SiteName, Site], stack: contextlib.AsyncExitStack
+) -> dict[SiteName, SiteWriter]:
+    """Return writers of the sites that take copies."""
+    found = {}
+    for name, site in loaded.sites.items():
+        writer = build_writer(sites[SiteName(name)], site) if site.copies else None
+        if writer is not None:
+            found[SiteName(name)] = writer
+            stack.push_async_callback(writer.close)
+    return found
+
+
+async def what_is_left(site: Site, copies: Sequence[FileCopy]) -> Origin:
+    """Return what an origin still has of what was copied from it."""
+    turns = asyncio.Semaphore(STATS_AT_ONCE)
+
+    async def state(copy: FileCopy) -> Origin:
+        async with turns:
+            try:
+                entry = await site.stat(copy.origin_at)
+            except NotFound:
+                return Origin.GONE
+            return Origin.WHOLE if entry.version == copy.origin else Origin.DAMAGED
+
+    try:
+        found = set(await asyncio.gather(*map(state, copies)))
+    except ForemountError as exc:
+        log.info("%s can't be asked what it has: %s", site.name, exc)
+        return Origin.UNKNOWN
+    return found.pop() if len(found) == 1 else Origin.DAMAGED if found else Origin.WHOLE
+
+
+@contextlib.asynccontextmanager
+async def line_of(
+    loaded: config.Config,
+    mounts: MountTable,
+    sites: Mapping[SiteName, Site],
+    fetcher: Fetcher,
+    clock: Clock,
+    *,
+    socket_path: str,
+) -> AsyncIterator[Line]:
+    """Yield the line to the controllers that the configuration names, or to one of this agent's own."""
+    assert loaded.foresight is not None
+    async with contextlib.AsyncExitStack() as stack:
+        if loaded.foresight.controllers:
+            secrets = api.read_secrets(loaded.foresight.tokens)
+            remote = Remote(loaded.foresight.controllers, secrets)
+            stack.push_async_callback(remote.close)
+            yield remote
+            return
+        yield await stack.enter_async_context(
+            controlling(loaded, mounts, sites, fetcher, clock, name=mount_name(socket_path), socket_path=socket_path)
+        )
+
+
+def mount_name(run_path: str) -> str:
+    """Return a name for this mount that no other host's has."""
+    return f"{socket.gethostname()}:{os.path.basename(os.path.dirname(run_path))}"
+
+
+@contextlib.asynccontextmanager
+async def mounted(
+    loaded: config.Config,
+    mounts: MountTable,
+    sites: Mapping[SiteName, Site],
+    fetcher: Fetcher,
+    published: Published,
+    uploads: Uploads | None,
+    manifests: Iterable[Manifest],
+    clock: Clock,
+    *,
+    socket_path: str,
+) -> AsyncIterator[Mounted | None]:
+    """Run a mount's part in foresight until the block ends; None where it has none, or can't: the mount does without."""
+    async with contextlib.AsyncExitStack() as stack:
+        if loaded.foresight is None:
+            yield None
+            return
+        try:
+            line = await stack.enter_async_context(line_of(loaded, mounts, sites, fetcher, clock, socket_path=socket_path))
+        except ForemountError as exc:
+            log.error("foresight is off: %s", exc)  # noqa: TRY400  # the sentence says it all
+            yield None
+            return
+        name = mount_name(socket_path)
+        noticed = Noticed(line, name, mounts, sites, clock)
+        if uploads is not None:
+            uploads.notify(begun=noticed.began, stored=noticed.stored, committed=noticed.committed)
+        noticed.again(manifests)
+        room = Mounted(line, published, noticed, name, clock)
+        task = asyncio.ensure_future(room.run())
+        try:
+            yield room
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+class Mounted:
+    """What a mount does with its line.
+
+    Attributes:
+        noticed: told by the uploads.
+        heard: lines of offers that came; for status.
+    """
+
+    def __init__(self, line: Line, published: Published, noticed: Noticed, name: str, clock: Clock) -> None:
+        self._line = line
+        self._published = published
+        self.noticed = noticed
+        self._name = name
+        self._clock = clock
+        self.heard = 0
+        self.connected = False
+
+    async def run(self) -> None:
+        """Follow the offers, say what is read, and tell what is noticed, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._say())
+            group.create_task(self.noticed.tell())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `/v1/rooms` shows."""
+        return {
+            "controller_answers": self.connected,
+            "copies_offered": len(self._published.replicas()),
+            "copies_read": len(self._published.in_use()),
+            "untold": self.noticed.untold,
+        }
+
+    async def _follow(self) -> None:
+        attempts = 0
+        while True:
+            try:
+                async for offers in self._line.offers():
+                    attempts, self.connected = 0, True
+                    self.heard += 1
+                    for name in offers.withdrawn:
+                        self._published.remove(name)
+                    for offered in offers.offered:
+                        self._published.put(offered.replica, offered.files)
+                    if offers.all:
+                        there = {offered.replica.id for offered in offers.offered}
+                        for name in set(self._published.replicas()) - there:
+                            self._published.remove(name)
+            except ForemountError as exc:
+                if self.connected:
+                    log.warning("copies that are offered stay as they were: %s", exc)
+            self.connected = False
+            attempts += 1
+            await asyncio.sleep(doubled_s(_RETRY_S, _RETRY_S_MAX, attempts))
+
+    async def _say(self) -> None:
+        said: frozenset[ReplicaId] = frozenset()
+        said_s = self._clock.monotonic_s()
+        while True:
+            await asyncio.sleep(SAY_S)
+            now, now_s = frozenset(self._published.in_use()), self._clock.monotonic_s()
+            if now != said or (now and now_s - said_s > OPEN_S / 3):
+                try:
+                    await self._line.reads(self._name, sorted(now))
+                    said, said_s = now, now_s
+                except ForemountError as exc:
+                    log.info("the controller can't be told what is read: %s", exc)

@@ -1,0 +1,86 @@
+"""The controller's main: `python -m vfs.foresight.controller`, started by `foremount controller`.
+
+Needs no mount: it reads and writes the sites of its configuration. Of several with one etcd, one leads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+
+from vfs import config
+from vfs.agent.foresight import controlling
+from vfs.clock import SystemClock
+from vfs.errors import ForemountError, InvalidConfig
+from vfs.extents.budget import Budget
+from vfs.extents.directory import spill_directory
+from vfs.extents.fetch import Fetcher
+from vfs.extents.limits import FetchLimits
+from vfs.extents.store import Store
+from vfs.model import SiteName
+from vfs.namespace.mounts import build_mount_table
+from vfs.sites.build import build_site
+
+log = logging.getLogger("vfs.foresight.controller")
+_STORE_BYTES = 64 << 20
+
+
+def main() -> int:
+    """Serve until SIGTERM; return the exit status."""
+    parser = argparse.ArgumentParser("vfs.foresight.controller")
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--socket", default="")
+    parser.add_argument("--name", default=f"{socket.gethostname()}:{os.getpid()}")
+    args = parser.parse_args()
+    logging.basicConfig(level=os.environ.get("FOREMOUNT_LOG", "INFO"), format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        loaded = config.load(args.config)
+        if loaded.foresight is None:
+            raise InvalidConfig(args.config, "has no [foresight] table", "docs/foresight.md shows one")
+        asyncio.run(_serve(loaded, name=args.name, socket_path=args.socket))
+    except ForemountError as exc:
+        log.error("controller ends: %s", exc)  # noqa: TRY400  # an expected failure: its sentence says it all
+        return 1
+    return 0
+
+
+async def _serve(loaded: config.Config, *, name: str, socket_path: str) -> None:
+    clock, mounts, ended = SystemClock(), build_mount_table(loaded), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with contextlib.AsyncExitStack() as stack:
+        sites = {SiteName(each): build_site(SiteName(each), site) for each, site in loaded.sites.items()}
+        for site in sites.values():
+            stack.push_async_callback(site.close)
+        # what is copied goes past the fetcher's stores: they only have to be there
+        store = Store.open(spill_directory(f"controller-{os.getpid()}"), _STORE_BYTES)
+        stack.callback(store.close_and_remove)
+        local = frozenset(SiteName(each) for each, site in loaded.sites.items() if isinstance(site, config.LocalSite))
+        memory = Budget(loaded.limits.memory)
+        fetcher = await stack.enter_async_context(
+            Fetcher(store, store, sites, local=local, memory=memory, clock=clock, limits=FetchLimits())
+        )
+        opening = asyncio.ensure_future(
+            stack.enter_async_context(
+                controlling(loaded, mounts, sites, fetcher, clock, name=name, socket_path=socket_path, wait=True)
+            )
+        )
+        stopping = asyncio.ensure_future(ended.wait())
+        await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            opening.result()
+            await stopping
+        else:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The controller over HTTP: on a Unix socket of mode 0600, and over TCP where each request is signed.
+
+    POST /v1/events     events, a list: accepted once they are durable    {"accepted", "known"}
+    GET  /v1/offers     published copies, then what changes               JSON lines of `Offers`
+    POST /v1/reads      what a mount reads from
+    GET  /v1/state      hints, copies, switches, who leads
+    GET  /v1/ledger     accounts of jobs and mechanisms, and the lines they are made of
+    POST /v1/switches   a mechanism on or off
+    GET  /metrics       for Prometheus
+
+Every controller answers, whether or not it leads: what it is told stands in the store, where the leader finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vfs.errors import Denied, ForemountError, InvalidConfig, NotFound, Throttled
+from vfs.foresight import keys
+from vfs.foresight.controller.service import Controller
+from vfs.foresight.keys import Switch
+from vfs.foresight.ledger import Account, accounts
+from vfs.foresight.model import Event, Hint, LedgerEntry, Mechanism, ReplicaId, ReplicaRecord
+from vfs.foresight.offers import Direct, Offers
+from vfs.foresight.signing import HEADER, parse_secrets, signer
+from vfs.foresight.stores.protocol import Put, every
+
+log = logging.getLogger(__name__)
+BODY_BYTES_MAX = 64 << 20
+"""The manifest of 300,000 files."""
+QUIET_S = 5.0
+"""After which a stream without news says so, that a line that was cut is noticed."""
+ENTRIES_MAX = 1000
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Reads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which copies a mount reads from."""
+
+    mount: str
+    replicas: list[ReplicaId] = []
+
+
+class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mechanism on or off."""
+
+    mechanism: Mechanism
+    on: bool
+
+
+class State(msgspec.Struct, frozen=True):
+    """What the controller knows."""
+
+    name: str
+    leader: str
+    hints: list[Hint]
+    replicas: list[ReplicaRecord]
+    off: list[str]
+    steps: dict[str, int]
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """Accounts, and the last lines, newest first."""
+
+    accounts: list[Account]
+    entries: list[LedgerEntry]
+
+
+class ControllerApi:
+    """Routes of one controller.
+
+    Args:
+        tokens: file of secrets; "" on the Unix socket, where the kernel has checked.
+    """
+
+    def __init__(self, controller: Controller, line: Direct, *, tokens: str = "") -> None:
+        self._controller = controller
+        self._line = line
+        self._tokens = tokens
+
+    def application(self) -> web.Application:
+        """Return the routes as an application."""
+        app = web.Application(middlewares=[_errors_as_json, self._signed], client_max_size=BODY_BYTES_MAX)
+        app.router.add_post("/v1/events", self._events)
+        app.router.add_get("/v1/offers", self._offers)
+        app.router.add_post("/v1/reads", self._reads)
+        app.router.add_get("/v1/state", self._state)
+        app.router.add_get("/v1/ledger", self._ledger)
+        app.router.add_post("/v1/switches", self._switch)
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
+    @web.middleware
+    async def _signed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._tokens:
+            secrets = await asyncio.to_thread(read_secrets, self._tokens)
+            who = signer(secrets, request.headers.get(HEADER, ""), request.method, request.path_qs, await request.read())
+            if who is None:
+                raise Denied("controller", "the request is not signed with a known secret", "see foresight.tokens")
+            request["who"] = who
+        return await handler(request)
+
+    async def _events(self, request: web.Request) -> web.Response:
+        events = await _body(request, list[Event])
+        accepted = await self._line.tell(events)
+        return _json({"accepted": accepted, "known": len(events) - accepted})
+
+    async def _reads(self, request: web.Request) -> web.Response:
+        said = await _body(request, Reads)
+        await self._line.reads(said.mount, said.replicas)
+        return _json({})
+
+    async def _offers(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        async with contextlib.aclosing(self._line.offers()) as offers:  # type: ignore[type-var]
+            next_one = asyncio.ensure_future(anext(offers))
+            try:
+                while True:
+                    done, _ = await asyncio.wait([next_one], timeout=QUIET_S)
+                    await response.write(msgspec.json.encode(next_one.result() if done else Offers()) + b"\n")
+                    if done:
+                        next_one = asyncio.ensure_future(anext(offers))
+            finally:
+                next_one.cancel()
+                await asyncio.gather(next_one, return_exceptions=True)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        store = self._controller.store
+        leader = await store.get(keys.LEADER)
+        switches = (await every(store, keys.SWITCHES))[0]
+        state = State(
+            name=self._controller.name,
+            leader=leader.value.decode() if leader is not None else "",
+            hints=[keys.decode(item.value, Hint) for item in (await every(store, keys.HINTS))[0]],
+            replicas=[keys.decode(item.value, ReplicaRecord) for item in (await every(store, keys.REPLICAS))[0]],
+            off=[item.key[len(keys.SWITCHES) :] for item in switches if not keys.decode(item.value, Switch).on],
+            steps=self._controller.steps,
+        )
+        return _json(state)
+
+    async def _entries(self) -> list[LedgerEntry]:
+        return [keys.decode(item.value, LedgerEntry) for item in (await every(self._controller.store, keys.LEDGER))[0]]
+
+    async def _ledger(self, request: web.Request) -> web.Response:
+        entries = await self._entries()
+        newest = sorted(entries, key=lambda entry: -entry.made_ns)[:ENTRIES_MAX]
+        return _json(Ledger(accounts(entries), newest))
+
+    async def _switch(self, request: web.Request) -> web.Response:
+        order = await _body(request, SwitchOrder)
+        switch = Switch(on=order.on, by=request.get("who", "local"))
+        await self._controller.store.write([Put(keys.switch_key(order.mechanism), keys.encode(switch))])
+        log.info("%s switched %s by %s", order.mechanism, "on" if order.on else "off", switch.by)
+        return _json({})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=metrics(accounts(await self._entries()), self._controller), content_type="text/plain")
+
+
+_COUNTED = ("predictions", "hits", "late", "misses", "withdrawn", "refused", "fallbacks")
+_SUMMED = ("bytes_prepared", "bytes_unused", "bytes_served", "wan_bytes", "byte_hours", "cpu_s", "saved_s")
+
+
+def metrics(found: list[Account], controller: Controller) -> str:
+    """Return the accounts as Prometheus reads them."""
+    lines = [f"foremount_foresight_leads {int(controller.leads)}"]
+    for account in found:
+        labels = f'{{job="{_escaped(account.job)}",mechanism="{account.mechanism}"}}'
+        shown = (*_COUNTED, *_SUMMED, "open", "hit_rate", "lead_s")
+        lines += [f"foremount_foresight_{name}{labels} {getattr(account, name):g}" for name in shown]
+    lines += [f'foremount_foresight_steps{{step="{step}"}} {count}' for step, count in sorted(controller.steps.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def read_secrets(path: str) -> dict[str, bytes]:
+    """Return the secrets of a file.
+
+    Raises:
+        InvalidConfig: it can't be used, or others can read it.
+    """
+    try:
+        if os.stat(path).st_mode & 0o077:
+            raise InvalidConfig(path, "can be read by others", f"chmod 600 {path}")
+        with open(path, encoding="utf-8") as file:
+            return parse_secrets(file.read(), path)
+    except OSError as exc:
+        raise InvalidConfig(path, f"can't be read: {exc.strerror}") from exc
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    controller: Controller, line: Direct, *, socket_path: str = "", address: tuple[str, int] | None = None, tokens: str = ""
+) -> AsyncIterator[str]:
+    """Serve until the block ends; yields "host:port" as it was bound, "" without TCP."""
+    async with contextlib.AsyncExitStack() as stack:
+        bound = ""
+        if socket_path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(socket_path)
+            runner = await _runner(stack, ControllerApi(controller, line))
+            await web.UnixSite(runner, socket_path).start()
+            os.chmod(socket_path, 0o600)
+        if address is not None:
+            read_secrets(tokens)
+            runner = await _runner(stack, ControllerApi(controller, line, tokens=tokens))
+            await web.TCPSite(runner, *address).start()
+            host, port = runner.addresses[0][:2]
+            bound = f"{host}:{port}"
+            log.info("the controller answers at %s", bound)
+        yield bound
+
+
+async def _runner(stack: contextlib.AsyncExitStack, api: ControllerApi) -> web.AppRunner:
+    runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    return runner
+
+
+async def _body(request: web.Request, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except msgspec.MsgspecError as exc:
+        raise InvalidConfig("request", str(exc)) from exc
+
+
+def _json(answer: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ForemountError as exc:
+        kinds = {InvalidConfig: 400, Denied: 403, NotFound: 404, Throttled: 429}
+        code = next((code for kind, code in kinds.items() if isinstance(exc, kind)), 503)
+        error = {"kind": type(exc).__name__, "subject": exc.subject, "reason": exc.reason, "hint": exc.hint}
+        return _json({"error": error}, code)

@@ -1,0 +1,100 @@
+"""The line to controllers of other hosts, over HTTP: the first that answers serves, until it does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from vfs.errors import Failure, ForemountError, Unavailable, WrongAnswer, from_failure
+from vfs.foresight.controller.api import QUIET_S, Reads
+from vfs.foresight.model import Event, ReplicaId
+from vfs.foresight.offers import Offers
+from vfs.foresight.signing import HEADER, signature
+
+_TIMEOUT_S = 10.0
+_LINE_BYTES_MAX = 256 << 20
+
+
+class Remote:
+    """A `Line`.
+
+    Args:
+        controllers: "http://host:port".
+        secrets: of the file `foresight.tokens`; the first one signs.
+        socket_path: of a controller on this host, in place of the others.
+    """
+
+    def __init__(self, controllers: Sequence[str], secrets: dict[str, bytes], *, socket_path: str = "") -> None:
+        self._controllers = [url.rstrip("/") for url in controllers] or ["http://localhost"]
+        self._secrets = secrets
+        connector = aiohttp.UnixConnector(socket_path) if socket_path else None
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+
+    async def close(self) -> None:
+        """Close the sockets."""
+        await self._session.close()
+
+    async def tell(self, events: Sequence[Event]) -> int:
+        answer = await self._post("/v1/events", list(events))
+        return int(answer["accepted"])
+
+    async def reads(self, mount: str, replicas: Sequence[ReplicaId]) -> None:
+        await self._post("/v1/reads", Reads(mount, list(replicas)))
+
+    async def offers(self) -> AsyncIterator[Offers]:
+        base = self._controllers[0]
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_S, sock_read=3 * QUIET_S)
+        headers = self._headers("GET", "/v1/offers", b"")
+        try:
+            async with self._session.get(
+                f"{base}/v1/offers", headers=headers, timeout=timeout, read_bufsize=_LINE_BYTES_MAX
+            ) as response:
+                if response.status != 200:
+                    raise _refusal(base, response.status, await response.read())
+                async for line in response.content:
+                    yield msgspec.json.decode(line, type=Offers)
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            self._next()
+            raise Unavailable(base, f"does not answer: {exc!r}") from exc
+        except msgspec.MsgspecError as exc:
+            raise WrongAnswer(base, f"offers something else: {exc}") from exc
+        self._next()
+        raise Unavailable(base, "ended the line")
+
+    async def _post(self, target: str, body: Any) -> dict[str, Any]:
+        payload, trouble = msgspec.json.encode(body), ""
+        for base in list(self._controllers):
+            headers = self._headers("POST", target, payload)
+            try:
+                async with self._session.post(f"{base}{target}", data=payload, headers=headers) as response:
+                    answer = await response.read()
+                    if response.status == 200:
+                        return dict(msgspec.json.decode(answer))
+                    refused = _refusal(base, response.status, answer)
+                    if not isinstance(refused, Unavailable):
+                        raise refused
+                    trouble = str(refused)
+            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+                trouble = repr(exc)
+            self._next()
+        raise Unavailable(",".join(self._controllers), f"no controller answers: {trouble}")
+
+    def _next(self) -> None:
+        self._controllers.append(self._controllers.pop(0))
+
+    def _headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
+        if not self._secrets:
+            return {}
+        sender, secret = next(iter(self._secrets.items()))
+        return {HEADER: signature(sender, secret, method, target, body)}
+
+
+def _refusal(base: str, status: int, answer: bytes) -> ForemountError:
+    try:
+        fields = msgspec.json.decode(answer)["error"]
+        return from_failure(Failure(*(str(fields.get(key, "")) for key in ("kind", "subject", "reason", "hint"))))
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return Unavailable(base, f"answered with HTTP status {status}")

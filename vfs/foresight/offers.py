@@ -1,0 +1,113 @@
+"""What a mount and its controller say to each other: events there, published copies here, and which of them are being read.
+
+`Direct` is the line of an agent that is the controller itself; `vfs/foresight/controller/remote.py` is the one over HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from vfs.clock import Clock
+from vfs.foresight import keys
+from vfs.foresight.controller.intake import SEEN_S, Marks, accept
+from vfs.foresight.model import Event, FileCopy, Phase, ReplicaId, ReplicaRecord
+from vfs.foresight.stores.protocol import CHANGES_MAX, Delete, LeaseId, Put, Store, every
+
+log = logging.getLogger(__name__)
+OPEN_S = 30.0
+"""A mount that has not said for so long what it reads from reads nothing any more."""
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """A copy that may be read."""
+
+    replica: ReplicaRecord
+    files: list[FileCopy]
+
+
+class Offers(msgspec.Struct, frozen=True):
+    """What has changed.
+
+    Attributes:
+        all: these are all there are; what was offered before and is not among them is not offered any more.
+        withdrawn: not to be read from any more.
+    """
+
+    offered: list[Offered] = []
+    withdrawn: list[ReplicaId] = []
+    all: bool = False
+
+
+class Line(Protocol):
+    """Raises (of all): Unavailable: to be asked again."""
+
+    async def tell(self, events: Sequence[Event]) -> int:
+        """Hand events over, in order; return how many were new."""
+        ...
+
+    def offers(self) -> AsyncIterator[Offers]:
+        """Yield all that is offered and then what changes, until the line breaks."""
+        ...
+
+    async def reads(self, mount: str, replicas: Sequence[ReplicaId]) -> None:
+        """Say from which copies something is being read; to be said again every `OPEN_S` / 3."""
+        ...
+
+
+class Direct:
+    """A `Line` to a store of this process.
+
+    Attributes:
+        _leases: of each mount, and the copies that it said it reads from.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._marks = Marks(store, clock, SEEN_S)
+        self._leases: dict[str, tuple[LeaseId, frozenset[ReplicaId]]] = {}
+
+    async def tell(self, events: Sequence[Event]) -> int:
+        return sum([await accept(self._store, event, self._marks, self._clock.wall_ns()) for event in events])
+
+    async def offers(self) -> AsyncIterator[Offers]:
+        items, revision = await every(self._store, keys.REPLICAS)
+        records = [keys.decode(item.value, ReplicaRecord) for item in items]
+        shown = {record.id for record in records if record.phase is Phase.PUBLISHED}
+        yield Offers([await self._offered(record) for record in records if record.id in shown], all=True)
+        async with contextlib.aclosing(self._store.watch(keys.REPLICAS, revision)) as watch:  # type: ignore[type-var]
+            async for changes in watch:
+                offered, withdrawn = [], []
+                for change in changes:
+                    name = ReplicaId(change.key[len(keys.REPLICAS) :])
+                    record = None if change.value is None else keys.decode(change.value, ReplicaRecord)
+                    if record is not None and record.phase is Phase.PUBLISHED:
+                        shown.add(name)
+                        offered.append(await self._offered(record))
+                    elif name in shown:
+                        shown.discard(name)
+                        withdrawn.append(name)
+                if offered or withdrawn:
+                    yield Offers([each for each in offered if each.replica.id in shown], withdrawn)
+
+    async def _offered(self, record: ReplicaRecord) -> Offered:
+        items, _ = await every(self._store, keys.copies_prefix(record.id))
+        return Offered(record, [keys.decode(item.value, FileCopy) for item in items])
+
+    async def reads(self, mount: str, replicas: Sequence[ReplicaId]) -> None:
+        now = frozenset(replicas)
+        lease, before = self._leases.get(mount, (LeaseId(0), frozenset[ReplicaId]()))
+        if not lease or not await self._store.renew(lease):
+            if not now:
+                return
+            lease, before = await self._store.lease(OPEN_S), frozenset()
+        changes: list[Put | Delete] = [Put(keys.open_prefix(each) + mount, b"", lease) for each in sorted(now - before)]
+        changes += [Delete(keys.open_prefix(each) + mount) for each in sorted(before - now)]
+        for start in range(0, len(changes), CHANGES_MAX):
+            await self._store.write(changes[start : start + CHANGES_MAX])
+        self._leases[mount] = lease, now
