@@ -33,6 +33,7 @@ LAYER_OF_PACKAGE = {
     "vfs.samples.node": "adapters",  # a service of its own: HTTP with the admin API's access
     "vfs.samples": "services",
     "vfs.foresight": "services",
+    "vfs.training": "services",
     "vfs.filesystem": "file system",
     "vfs.traces": "file system",
     "vfs.agent": "file system",  # the rooms that do for the agent what the file system does for the fs worker

@@ -26,14 +26,14 @@ from vfs.agent.sending import Sender, SendLimits
 from vfs.agent.streamed import Streamed
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import Clock
-from vfs.errors import Corrupt, Denied, ForemountError, NotFound, Unavailable, Unsupported
+from vfs.errors import Corrupt, Denied, ForemountError, NotADirectory, NotFound, Unavailable, Unsupported
 from vfs.extents.fair import Priority
 from vfs.extents.layout import Identity
 from vfs.foresight.governance import PlaceFacts, ruling
 from vfs.foresight.model import FileCopy, HotRange, ReplicaRecord
 from vfs.foresight.priority import kind, weight
 from vfs.foresight.transfers import Range, batches, place_in_copy, whole_blocks
-from vfs.model import SiteName, SitePath, Version, join, split
+from vfs.model import Kind, SiteName, SitePath, Version, join, split
 from vfs.namespace.mounts import MountTable
 from vfs.sites.protocol import Piece, Site
 from vfs.sites.writing import Multiplies, SiteWriter, Upload
@@ -146,13 +146,14 @@ class Copier:
         return [copy.path for copy, there in zip(copies, found, strict=True) if not there]
 
     async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> None:
-        """Remove the bytes of a copy and the directories that held them; what is gone already is no error."""
+        """Remove all below a copy's root, recorded or left by a copy that was broken off; see `Executor.drop`."""
         site = self._site(replica.site)
         if replica.site == self._origin(replica) and isinstance(site, Multiplies):
             await reduce(site, replica, copies)
             return
         writer = self._writer(replica.site)
-        inside = [copy.at for copy in copies if copy.at.startswith(replica.root + "/")]
+        left = [at async for at in _files_below(site, replica.root)]
+        inside = sorted({*left, *(copy.at for copy in copies if copy.at.startswith(replica.root + "/"))})
         for at in inside:
             await writer.remove(at)
             with contextlib.suppress(NotFound):
@@ -262,6 +263,23 @@ def ranges_of(replica: ReplicaRecord, file: ManifestFile) -> list[Range]:
 def _token(replica: ReplicaRecord, file: ManifestFile) -> str:
     fields = (replica.id, file.path, file.at, str(file.version))
     return xxhash.xxh3_128_hexdigest("\0".join(fields).encode("utf-8", "surrogateescape"))
+
+
+async def _files_below(site: Site, directory: SitePath) -> AsyncIterator[SitePath]:
+    """Yield the files at any depth of a directory; none where there is no such directory."""
+    pending = [directory]
+    while pending:
+        above = pending.pop()
+        try:
+            entries = [entry async for page in site.list(above) for entry in page]
+        except (NotFound, NotADirectory):
+            continue
+        for entry in entries:
+            path = SitePath(join(above, entry.name))
+            if entry.kind is Kind.DIRECTORY:
+                pending.append(path)
+            else:
+                yield path
 
 
 def _directories(path: str, root: str) -> list[str]:

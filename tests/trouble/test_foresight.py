@@ -1,0 +1,200 @@
+"""Controllers as processes: they share an etcd or a directory, die by SIGKILL, and what they were told is done once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lake import wait_until
+from tests.servers.etcd import EtcdServer
+from tests.servers.lifecycle import end, free_port, running
+from vfs.checkpoints.manifest import ManifestFile
+from vfs.errors import Denied, ForemountError
+from vfs.foresight.model import Committed, FileClosed
+from vfs.model import LakePath, SitePath, Version
+from vfs.training import Training
+
+CONFIG = """
+[sites.origin]
+kind = "local"
+path = "{base}/origin"
+[sites.eval]
+kind = "local"
+path = "{base}/eval"
+copies = "copies"
+[[mounts]]
+prefix = "/"
+site = "origin"
+[foresight]
+store = "{store}"
+address = "127.0.0.1:{port}"
+tokens = "{base}/tokens"
+[cache]
+directory = "{base}/cache-{port}"
+"""
+SECRET = "trainer 0123456789abcdef0123\n"
+
+
+class Controllers:
+    """Controllers that share a store, and the line of a job to all of them."""
+
+    def __init__(self, base: Path, store: str) -> None:
+        self.base = base
+        self.store = store
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports: list[int] = []
+        for name in ("origin", "eval"):
+            (base / name).mkdir()
+        (base / "tokens").write_text(SECRET)
+        (base / "tokens").chmod(0o600)
+        self._stack = contextlib.ExitStack()
+
+    def start(self, name: str) -> None:
+        port = free_port()
+        self.ports.append(port)
+        config = self.base / f"{name}.toml"
+        config.write_text(CONFIG.format(base=self.base, store=self.store, port=port))
+        argv = [sys.executable, "-m", "vfs.foresight.controller", "--config", str(config), "--name", name]
+        self.processes[name] = self._stack.enter_context(running(argv, self.base / f"{name}.log"))
+
+    def training(self, tokens: str = "") -> Training:
+        urls = [f"http://127.0.0.1:{port}" for port in self.ports]
+        return Training("run7", urls, tokens=tokens or str(self.base / "tokens"))
+
+    def state(self) -> dict[str, Any]:
+        """Return what the first controller that answers knows; nothing while none does."""
+        try:
+            return self.training().ask("/v1/state")
+        except ForemountError:
+            return {"leader": "", "replicas": [], "hints": []}
+
+    def leader(self, other_than: str = "") -> str:
+        """Wait until one leads, and return its name."""
+
+        def leads() -> str:
+            leader: str = self.state()["leader"]
+            return leader if leader != other_than else ""
+
+        found: str = wait_until(leads, "a leader")
+        return found
+
+    def kill(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGKILL)
+        self.processes[name].wait()
+
+    def write_checkpoint(self, step: int, count: int) -> tuple[ManifestFile, ...]:
+        """Write files at the origin, as a trainer on a shared file system does, and return what they are."""
+        directory = self.base / "origin" / f"ckpt/run7/step_{step}"
+        directory.mkdir(parents=True)
+        found = []
+        for index in range(count):
+            path = directory / f"{index}.bin"
+            path.write_bytes(os.urandom(100_000))
+            stat = path.stat()
+            etag = f"{stat.st_dev:x}-{stat.st_ino:x}"
+            version = Version(stat.st_size, stat.st_mtime_ns, etag)
+            at = SitePath(f"ckpt/run7/step_{step}/{index}.bin")
+            found.append(ManifestFile(f"{index}.bin", stat.st_size, "", at, version))
+        return tuple(found)
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            end(process)
+        self._stack.close()
+
+
+@pytest.fixture(params=["etcd", "directory"])
+def controllers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Controllers]:
+    if request.param == "etcd":
+        server: EtcdServer = request.getfixturevalue("etcd")
+        store = server.url
+        _forget_all(server)
+    else:
+        store = str(tmp_path / "store")
+    found = Controllers(tmp_path, store)
+    yield found
+    found.close()
+
+
+def _forget_all(server: EtcdServer) -> None:
+    """Controllers use the keys below foremount/: another test of this run may have left some."""
+    import urllib.request
+
+    body = json.dumps({"key": "AA==", "range_end": "AA=="}).encode()
+    urllib.request.urlopen(f"{server.endpoint}/v3/kv/deleterange", data=body, timeout=5).read()
+
+
+def published(state: dict[str, Any]) -> list[str]:
+    return [replica["path"] for replica in state["replicas"] if replica["phase"] == "published"]
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_another_controller_goes_on_where_the_leader_was_killed(controllers: Controllers) -> None:
+    controllers.start("one")
+    controllers.leader()
+    controllers.start("two")
+    told = controllers.training()
+    told.evaluation_scheduled("mmlu", 1000, "eval")
+    told.save_begun(1000, "ckpt/run7/step_1000")
+    files = controllers.write_checkpoint(1000, 20)
+    path = LakePath("ckpt/run7/step_1000")
+    for file in files[:10]:
+        told.tell(FileClosed(path=path, file=file))
+    wait_until(lambda: [each for each in controllers.state()["replicas"] if each["files"]], "the first copied file")
+    controllers.kill("one")
+    for file in files[10:]:
+        wait_until(
+            lambda file=file: _tells(controllers.training(), FileClosed(path=path, file=file)), "a controller that hears"
+        )
+    what = Committed(step=1000, path=path, save_id="s1", marker="19.bin", files=files)
+    assert _tells(controllers.training(), what)
+    assert controllers.leader(other_than="one") == "two"
+    state = wait_until(lambda: (found := controllers.state()) and published(found) and found, "a published copy")
+    (replica,) = state["replicas"]
+    assert (replica["files"], replica["bytes"], replica["save_id"]) == (20, 2_000_000, "s1")
+    for file in files:
+        (copy,) = (controllers.base / "eval").rglob(file.path)
+        assert copy.read_bytes() == (controllers.base / "origin" / file.at).read_bytes()
+    again = controllers.training()
+    again.evaluation_started("mmlu", 1000, "eval")
+    again.evaluation_result("mmlu", 1000, "eval")
+    wait_until(lambda: not controllers.state()["replicas"], "the copy dropped after the result")
+    assert not list((controllers.base / "eval").rglob("*.bin"))
+    ledger = controllers.training().ask("/v1/ledger")
+    (entry,) = ledger["entries"]
+    assert (entry["outcome"], entry["bytes_prepared"]) == ("hit", 2_000_000), "nothing was lost or counted twice"
+
+
+def _tells(line: Training, what: Any) -> bool:
+    try:
+        line.tell(what)
+    except ForemountError:
+        return False
+    return True
+
+
+def test_controller_believes_nobody_who_does_not_sign(tmp_path: Path) -> None:
+    controllers = Controllers(tmp_path, str(tmp_path / "store"))
+    try:
+        controllers.start("one")
+        controllers.leader()
+        forged = tmp_path / "forged"
+        forged.write_text("trainer ffffffffffffffffffff\n")
+        with pytest.raises(Denied):
+            controllers.training(str(forged)).save_begun(1, "ckpt/run7/step_1")
+        url = f"http://127.0.0.1:{controllers.ports[0]}"
+        with pytest.raises(Denied):
+            Training("run7", [url]).ask("/v1/state")
+        assert controllers.state()["hints"] == []
+    finally:
+        controllers.close()
