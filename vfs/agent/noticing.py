@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 QUEUED_MAX = 100_000
 SAVES_MAX = 64
 TOLD_AGAIN_NS = 24 * 3600 * 10**9
+STATS_AT_ONCE = 32
 RACY_S = 2.5
 """After which an object's date tells its version."""
 _RETRY_S, _RETRY_S_MAX = 0.2, 30.0
@@ -41,6 +42,7 @@ class Noticed:
     """Told by the uploads; tells a controller.
 
     Attributes:
+        _queue: id, job, what, and since when it waits.
         _saves: directories whose save was told, with the paths of their files once they are committed.
     """
 
@@ -50,7 +52,8 @@ class Noticed:
         self._mounts = mounts
         self._sites = sites
         self._clock = clock
-        self._queue: deque[tuple[str, JobName, Happening]] = deque()
+        self._queue: deque[tuple[str, JobName, Happening, float]] = deque()
+        self._asking = asyncio.Semaphore(STATS_AT_ONCE)
         self._saves: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._woken = asyncio.Event()
 
@@ -113,7 +116,8 @@ class Noticed:
             log.warning("the controller does not hear; %s is not told", name)
             return
         job = split(split(directory)[0])[1] or "lake"
-        self._queue.append((xxhash.xxh3_128_hexdigest(f"{self._mount}\0{name}".encode()), JobName(job), what))
+        event = xxhash.xxh3_128_hexdigest(f"{self._mount}\0{name}".encode())
+        self._queue.append((event, JobName(job), what, self._clock.monotonic_s()))
         self._woken.set()
 
     async def tell(self) -> None:
@@ -123,9 +127,9 @@ class Noticed:
             if not self._queue:
                 self._woken.clear()
                 await self._woken.wait()
-            name, job, what = self._queue[0]
+            name, job, what, since_s = self._queue[0]
             try:
-                what = await self._with_lasting_versions(what)
+                what = await self._with_lasting_versions(what, since_s)
                 event = Event(id=name, job=job, what=what, source=self._mount, at_ns=self._clock.wall_ns())
                 await self._line.tell([event])
                 self._queue.popleft()
@@ -136,22 +140,24 @@ class Noticed:
                     log.warning("the controller can't be told of %s: %s", job, exc)
                 await asyncio.sleep(doubled_s(_RETRY_S, _RETRY_S_MAX, attempts))
 
-    async def _with_lasting_versions(self, what: Happening) -> Happening:
+    async def _with_lasting_versions(self, what: Happening, since_s: float) -> Happening:
         """Return it with the versions that objects keep, where the store could not tell them at once."""
-        match what:
-            case FileClosed(path=path, file=file) if file.version.generation:
-                await asyncio.sleep(RACY_S)
-                return msgspec.structs.replace(what, file=await self._lasting(path, file))
-            case Committed(path=path, files=files) if any(file.version.generation for file in files):
-                await asyncio.sleep(RACY_S)
-                return msgspec.structs.replace(what, files=tuple([await self._lasting(path, file) for file in files]))
-        return what
+        files = what.files if isinstance(what, Committed) else (what.file,) if isinstance(what, FileClosed) else ()
+        if not any(file.version.generation for file in files):
+            return what
+        assert isinstance(what, Committed | FileClosed)
+        await asyncio.sleep(max(0.0, since_s + RACY_S - self._clock.monotonic_s()))
+        lasting = await asyncio.gather(*(self._lasting(what.path, file) for file in files))
+        if isinstance(what, Committed):
+            return msgspec.structs.replace(what, files=tuple(lasting))
+        return msgspec.structs.replace(what, file=lasting[0])
 
     async def _lasting(self, path: LakePath, file: ManifestFile) -> ManifestFile:
         point = self._mounts.find(path)
         if point is None or not file.version.generation:
             return file
-        now = (await self._sites[point.site].stat(file.at)).version
+        async with self._asking:
+            now = (await self._sites[point.site].stat(file.at)).version
         old = file.version
         same = (old.size, old.mtime_ns, old.etag) == (now.size, now.mtime_ns, now.etag)
         return msgspec.structs.replace(file, version=now) if same else file
