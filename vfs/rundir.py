@@ -69,6 +69,11 @@ class RunDir:
         return os.path.join(self.path, "foresight.sock")
 
     @property
+    def jobs(self) -> str:
+        """Return the directory that an ordinary user's samples are mounted on: fusermount3 can't enter his lake."""
+        return os.path.join(self.path, "jobs")
+
+    @property
     def job_inodes(self) -> str:
         """Return the LMDB environment of the worker of `.jobs`."""
         return os.path.join(self.path, "jobinodes.lmdb")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.lake import why_no_mount
+from tests.schedules import BATCH, arrow
 from tests.servers.wan_origin import WanOrigin
 from vfs.keeper.code import child_environ
 
@@ -44,6 +45,8 @@ prefix = "/remote"
 site = "origin"
 [cache]
 directory = "BASE/cache"
+[samples]
+declarations = ["jobs"]
 """
 BIG = random.Random(14).randbytes(3_000_001)
 PROGRAM = """
@@ -69,9 +72,12 @@ try:
     foremount("fetch", root + "/remote")
     facts["served"] = json.loads(foremount("explain", root + "/remote/big", "--json"))["served_from"]
     facts["names"] = sorted(os.listdir(root))
+    facts["link"] = os.readlink(root + "/.jobs")
+    samples = root + "/.jobs/run/step_0000001/rank_0001"
+    facts["samples"] = [open(samples + "/" + name, "rb").read().hex() for name in sorted(os.listdir(samples))]
 finally:
     foremount("umount", root)
-facts["mounted"] = os.path.ismount(root)
+facts["mounted"] = [os.path.ismount(path) for path in (root, facts["link"])]
 print(json.dumps(facts))
 """
 
@@ -83,6 +89,8 @@ def test_ordinary_user_mounts_reads_writes_and_fetches(wan_origin: WanOrigin, wa
         for name in ("disk", "mnt"):
             (base / name).mkdir()
         (base / "disk/big").write_bytes(BIG)
+        schedule = arrow(base / "disk")
+        (base / "disk/jobs/run.toml").write_text(schedule.text)
         text = CONFIG.replace("BASE", made).replace("URL", f"{wan_origin.url}/{wan_root.name}")
         (base / "foremount.toml").write_text(text)
         for path in (base, *base.rglob("*")):
@@ -92,8 +100,9 @@ def test_ordinary_user_mounts_reads_writes_and_fetches(wan_origin: WanOrigin, wa
     assert said["passthrough"] is False
     assert said["same"] == [True] * 5
     assert said["served"] == "complete verified copy"
-    assert said["names"] == [".foremount", "big", "remote", "written"]
-    assert said["mounted"] is False
+    assert said["names"] == [".foremount", ".jobs", "big", "data", "jobs", "remote", "written"]
+    assert said["samples"] == [schedule.slots[1, 1, slot].hex() for slot in range(BATCH)]
+    assert said["mounted"] == [False, False]
 
 
 def run_as_nobody(base: Path) -> dict[str, object]:

@@ -68,7 +68,7 @@ def check_mount(located: Located, config: Config | None, file: str, timeout_s: f
     status = observe(located)
     checks = [_mount_verdict(status)]
     if status.verdict not in ("not mounted", "failed", "dead"):
-        checks += [_passthrough(status), _read_ahead(status, config), *_samples(status)]
+        checks += [_passthrough(status), _read_ahead(status, config), *_samples(status, located)]
     if not _worker_serves(status):
         return [*checks, *_skipped(f"the mount is not asked: {status.verdict}")]
     return [*checks, *_probe(located.mountpoint, file, _writable_directory(located.mountpoint, config), timeout_s)]
@@ -121,12 +121,12 @@ def _read_ahead(status: MountStatus, config: Config | None) -> Check:
     return Check("read-ahead", OK, f"{in_force} KiB in force")
 
 
-def _samples(status: MountStatus) -> list[Check]:
+def _samples(status: MountStatus, located: Located) -> list[Check]:
     """Return how `.jobs` is served; nothing where no samples are configured."""
     if "jobs" not in status.processes:
         return []
-    entry = mountinfo.on_top(mountinfo.read(), os.path.join(status.mountpoint, JOBS))
-    if entry is None or entry.fs_type != mountinfo.FS_TYPE:
+    number = located.state.jobs_connection if located.state is not None else 0
+    if not any(entry.minor == number and entry.fs_type == mountinfo.FS_TYPE for entry in mountinfo.read()):
         return [Check(JOBS, BAD, "is not mounted", "keeper.log in the run directory says why")]
     if not hostchecks.reads_without_open():
         return [Check(JOBS, WARNING, "each file costs a request to open", hostchecks.BUILD_HINT)]

@@ -68,7 +68,7 @@ def mount(
         config=config_path,
         run_dir=directory.path,
         why_no_passthrough=why_no_passthrough,
-        read_only=_is_read_only(loaded),
+        read_only=not any(entry.writable for entry in loaded.mounts),
         read_ahead_kb=int(loaded.limits.read_ahead) >> 10,
         samples=loaded.samples is not None,
         samples_read_ahead_kb=configuration.SAMPLES_READ_AHEAD >> 10,
@@ -84,12 +84,6 @@ def mount(
         output.print_json({"mountpoint": settled, "pid": pid, "run_dir": directory.path})
     else:
         click.echo(f"mounted {config} on {settled}")
-
-
-def _is_read_only(loaded: Config) -> bool:
-    """Return whether to mount the lake so. fusermount3 mounts on nothing that lies on a read-only file system."""
-    beneath_as_user = loaded.samples is not None and os.geteuid() != 0
-    return not beneath_as_user and not any(entry.writable for entry in loaded.mounts)
 
 
 def check_places(loaded: Config, config_path: str, mountpoint: str, directory: RunDir) -> None:

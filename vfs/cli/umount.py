@@ -77,6 +77,7 @@ def force_end(located: Located) -> str:
         raise NotFound(located.mountpoint, "no foremount is mounted there")
     if entry is not None:
         _unmount_lazily(located.mountpoint)
+    _detach_samples(located)
     connections = {entry.minor} if entry is not None else set()
     for connection in connections.union(held.connections if held is not None else ()):
         mounting.abort_connection(connection)
@@ -102,8 +103,15 @@ def _detach_dead(located: Located) -> str:
             state.remove(located.run_dir.state)
         raise NotFound(located.mountpoint, "no foremount is mounted there")
     _unmount_lazily(located.mountpoint)
+    _detach_samples(located)
     state.remove(located.run_dir.state)
     return "its keeper was gone"
+
+
+def _detach_samples(located: Located) -> None:
+    """Detach the samples of an ordinary user's mount, which do not lie beneath it."""
+    if mountinfo.on_top(mountinfo.read(), located.run_dir.jobs) is not None:
+        _unmount_lazily(located.run_dir.jobs)
 
 
 def _unmount_lazily(mountpoint: str) -> None:

@@ -1,12 +1,10 @@
-"""A directory in which nothing is, for the kernel to mount something else on: `.jobs`."""
+"""A directory in which nothing is, for the kernel to mount something else on, or a link to where that is mounted: `.jobs`."""
 
 from __future__ import annotations
 
-import stat
-
 from vfs.errors import NotFound
 from vfs.filesystem.merged import MergedDirectory
-from vfs.filesystem.tree import Directory, Node, Source
+from vfs.filesystem.tree import DIRECTORY_MODE, LINK_MODE, Directory, Node, Source
 from vfs.model import Kind, LakePath, Version
 
 _TTL_S = 3600.0
@@ -14,19 +12,19 @@ _TTL_S = 3600.0
 
 
 class PlaceTree:
-    """The tree below the directory `prefix`: itself alone.
+    """The tree below `prefix`: itself alone.
 
-    Its owner may write it, as fusermount3 wants it of what an ordinary user mounts on; what is written then fails.
+    Args:
+        target: what it links to; "": it is a directory.
     """
 
     writable = False
 
-    def __init__(self, prefix: LakePath, owner: tuple[int, int], mtime_ns: int) -> None:
+    def __init__(self, prefix: LakePath, owner: tuple[int, int], mtime_ns: int, target: str = "") -> None:
         self._prefix = prefix
         # One identity for ever: a directory of another inode under this name would have the kernel unmount what is on it.
-        self._node = Node(
-            Kind.DIRECTORY, "place", Version(0, mtime_ns), stat.S_IFDIR | 0o755, *owner, nlink=2, ttl_s=_TTL_S
-        )  # fmt: skip
+        kind, mode, nlink = (Kind.SYMLINK, LINK_MODE, 1) if target else (Kind.DIRECTORY, DIRECTORY_MODE, 2)
+        self._node = Node(kind, "place", Version(0, mtime_ns), mode, *owner, nlink=nlink, target=target, ttl_s=_TTL_S)
 
     def is_fixed(self, identity: str) -> bool:
         return True

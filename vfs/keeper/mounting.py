@@ -84,22 +84,27 @@ def open_connection(mountpoint: str, *, why_no_passthrough: str, read_only: bool
     return Connection(fd, entry.minor, agreed)
 
 
-def open_beneath(mountpoint: str, place: str, ours: Collection[int]) -> Connection:
-    """Mount at a directory that the file system at `mountpoint` shows, read-only, and answer the kernel's INIT.
+def open_samples(place: str, *, mountpoint: str, ours: Collection[int]) -> Connection:
+    """Mount the samples, read-only, and answer the kernel's INIT.
 
-    Blocks until that file system has been asked for the directory. A dead connection of ours that is still mounted there is
-    detached first.
+    Where `place` is a directory that the lake shows, this blocks until its worker has been asked for it. A dead connection
+    of ours that is still mounted there is detached first.
 
     Args:
-        ours: numbers of the connections that the keeper has made.
+        mountpoint: of the lake.
+        ours: numbers of the connections that this keeper has made.
     Raises:
         CantMount: with reason and hint; nothing stays mounted.
     """
-    above = mountinfo.on_top(mountinfo.read(), mountpoint)
-    if above is None or above.minor not in ours:  # then `place` is somewhere else
-        raise CantMount(f"{mountpoint} is not mounted any more")
+    is_beneath = place.startswith(mountpoint + "/")
+    if is_beneath:
+        above = mountinfo.on_top(mountinfo.read(), mountpoint)
+        if above is None or above.minor not in ours:  # then `place` is somewhere else
+            raise CantMount(f"{mountpoint} is not mounted any more")
+    else:
+        os.makedirs(place, exist_ok=True)
     while (entry := mountinfo.on_top(mountinfo.read(), place)) is not None:
-        if entry.fs_type != FS_TYPE or entry.minor not in ours:
+        if entry.fs_type != FS_TYPE or (is_beneath and entry.minor not in ours):
             raise CantMount(f"{entry.source} ({entry.fs_type}) is mounted on {place}", "unmount it")
         unmount(place, lazy=True)
     return open_connection(place, why_no_passthrough="samples are read without OPEN", read_only=True)

@@ -5,8 +5,8 @@ Flow: `run` clears the way, mounts, answers INIT, then turns the loop: signals a
 long as a server that hangs. The descriptor of the connection is looked at once a second and not waited for: the kernel
 would wake this process at each request.
 
-A child that serves a mount beneath the mount point is mounted for in a thread, too: the kernel first has the worker look
-the directory up. When its connection has ended, by whatever hand, the child ends, and it is mounted anew for the next one.
+The samples' connection is made in a thread, too: where its place is a directory of the lake, the kernel first has the worker
+look that up. When its connection has ended, by whatever hand, the child ends, and it is mounted anew for the next one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _STATE_PHASE = {
 
 
 _PROGRAMS = {"worker": "vfs.kernel", "agent": "vfs.agent", "jobs": "vfs.kernel.jobs"}
-_BENEATH = {"worker": "", "jobs": rundir.JOBS}
-"""Where below the mount point each child that serves one is mounted."""
+_SERVING = ("worker", "jobs")
+"""The children that serve a connection each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +285,8 @@ class Keeper:
     # -- actions
 
     def _start(self, action: supervise.Start) -> None:
-        if action.child in _BENEATH and not self._is_connected(action.child):
-            threading.Thread(target=self._mount_beneath, args=(action.child,), name="mount", daemon=True).start()
+        if action.child in _SERVING and not self._is_connected(action.child):
+            threading.Thread(target=self._mount_samples, args=(action.child,), name="mount", daemon=True).start()
         else:
             self._spawn(action.child)
 
@@ -318,7 +318,7 @@ class Keeper:
         base = (self.options.commands or {}).get(name) or self.code.command(_PROGRAMS[name])
         common = ["--status-fd", str(status_fd), "--parent-pid", str(os.getpid())]
         common += ["--run-dir", self.rundir.path, "--config", self.options.config]
-        if name not in _BENEATH:
+        if name not in _SERVING:
             return [*base, *common], [status_fd]
         served = self.connections[name]
         fd, negotiated = served.connection.fd, served.connection.agreed.to_text()
@@ -329,22 +329,26 @@ class Keeper:
 
     def _place(self, name: str) -> str:
         """Return where a child's mount is."""
-        return os.path.join(self.options.mountpoint, _BENEATH[name]).rstrip("/")
+        if name == "worker":
+            return self.options.mountpoint
+        return os.path.join(self.options.mountpoint, rundir.JOBS) if os.geteuid() == 0 else self.rundir.jobs
 
     def _is_connected(self, name: str) -> bool:
         served = self.connections.get(name)
         return served is not None and mounting.is_connected(served.connection.fd)
 
-    def _mount_beneath(self, name: str) -> None:
+    def _mount_samples(self, name: str) -> None:
         """In a thread: mount for a child and wake the loop with the result."""
         made: mounting.Connection | str
         try:
-            made = mounting.open_beneath(self.options.mountpoint, self._place(name), self.state.connections)
+            made = mounting.open_samples(
+                self._place(name), mountpoint=self.options.mountpoint, ours=self.state.connections
+            )  # fmt: skip
         except mounting.CantMount as exc:
             made = str(exc)
-        self._post(functools.partial(self._mounted_beneath, name, made))
+        self._post(functools.partial(self._mounted_samples, name, made))
 
-    def _mounted_beneath(self, name: str, made: mounting.Connection | str) -> None:
+    def _mounted_samples(self, name: str, made: mounting.Connection | str) -> None:
         if isinstance(made, str):
             self._feed(supervise.Exited(name, f"can't be mounted: {made}"))
             return
@@ -399,16 +403,19 @@ class Keeper:
 
     def _unmount(self, lazy: bool) -> None:
         """In a thread: unmount what is beneath first, and wake the loop with the result."""
-        beneath = [] if lazy else [(rundir.JOBS, self.state.jobs_connection)]  # lazily all of it goes at once
+        places = {"jobs": self.state.jobs_connection, "worker": self.state.connection}
         result = "gone"
         try:
-            for below, number in [*beneath, ("", self.state.connection)]:
-                place = os.path.join(self.options.mountpoint, below).rstrip("/")
+            for name in (
+                reversed(places) if lazy else places
+            ):  # lazily the lake takes along what is beneath, without being asked
+                place = self._place(name)
                 entry = mountinfo.on_top(mountinfo.read(), place)
                 # what others have mounted there since is not ours to take away
-                ours = entry is not None and entry.minor == number and entry.fs_type == mountinfo.FS_TYPE
-                result = mounting.unmount(place, lazy=lazy) if ours else "gone"
-                if result == "busy":
+                ours = entry is not None and entry.minor == places[name] and entry.fs_type == mountinfo.FS_TYPE
+                answer = mounting.unmount(place, lazy=lazy) if ours else "gone"
+                result = answer if name == "worker" or answer == "busy" else result
+                if answer == "busy":
                     break
         except mounting.CantMount as exc:
             result = str(exc)

@@ -125,7 +125,8 @@ class _Worker:
                     trees[point.prefix] = LocalTree(point, policy)
                     continue
                 if point.prefix == JOBS_PREFIX:
-                    trees[point.prefix] = PlaceTree(point.prefix, owner, clock.wall_ns())
+                    link = "" if os.geteuid() == 0 else self._rundir.jobs
+                    trees[point.prefix] = PlaceTree(point.prefix, owner, clock.wall_ns(), link)
                     continue
                 remote = RemoteTree(
                     point,
