@@ -25,12 +25,12 @@ from vfs import rundir
 from vfs.cli.hostchecks import reads_without_open
 from vfs.cli.mount import start_keeper
 from vfs.errors import NotFound, to_failure
+from vfs.frames import Failed, FrameBuffer, Request
 from vfs.keeper.service import Options
 from vfs.model import Kind, split
 from vfs.rundir import RunDir, settle
 from vfs.samples import wire
 from vfs.samples.model import Form
-from vfs.wire import FrameBuffer
 
 STAND_IN = [sys.executable, "-P", str(Path(__file__).parent / "mount" / "stand_in.py")]
 CONFIG = """
@@ -123,7 +123,7 @@ class Samples:
     def _tell(self, told: wire.Answer) -> None:
         def write() -> None:
             for writer in self._writers:
-                writer.write(wire.encode(wire.Response(0, told)))
+                writer.write(wire.DIALECT.response(0, told))
 
         self._loop.call_soon_threadsafe(write)
 
@@ -133,14 +133,14 @@ class Samples:
         try:
             while received := await reader.read(1 << 16):
                 for body in frames.feed(received):
-                    self._answer(wire.decode_request(body), writer)
+                    self._answer(wire.DIALECT.decode_request(body), writer)
         except ConnectionError:
             pass
         finally:
             self._writers.discard(writer)
             writer.close()
 
-    def _answer(self, request: wire.Request, writer: asyncio.StreamWriter) -> None:
+    def _answer(self, request: Request[wire.Call], writer: asyncio.StreamWriter) -> None:
         if isinstance(request.call, wire.Counters):
             self.counters = request.call.values
             return
@@ -157,10 +157,10 @@ class Samples:
                 answer = wire.Nodes(self._children(path))
             case wire.Content(path, key):
                 file = self.directory / key
-                answer = wire.At(str(file)) if file.exists() else wire.Failed(to_failure(NotFound(path)))
+                answer = wire.At(str(file)) if file.exists() else Failed(to_failure(NotFound(path)))
             case _:
                 return
-        writer.write(wire.encode(wire.Response(request.id, answer)))
+        writer.write(wire.DIALECT.response(request.id, answer))
 
     def _look(self, path: str) -> wire.Node | None:
         with self._lock:

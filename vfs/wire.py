@@ -1,26 +1,19 @@
 """What the fs worker and the agent say to each other over a Unix stream socket.
 
-Pure: no I/O, no clock. Frames are a u32 little-endian length and a msgpack body. The worker asks, the agent answers with the
-same `id`, in any order; calls may be repeated after a reconnect, all of them are idempotent. Bytes of files never travel
-here: the agent puts them into the cache, an answer says that they are there.
+Pure: no I/O, no clock. The worker asks, the agent answers, in the frames of `vfs/frames.py`; calls may be repeated after a
+reconnect, all of them are idempotent. Bytes of files never travel here: the agent puts them into the cache, an answer says
+that they are there.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import TypeVar
-
 import msgspec
 
-from vfs.errors import Failure, ForemountError
+from vfs.frames import Dialect, Failed
 from vfs.model import Entry, LakePath, ObjectKey, Version
-from vfs.units import encode_unit
 from vfs.usage import Call as SlowCall
-from vfs.usage import Cause, Usage
+from vfs.usage import Usage
 
-MessageT = TypeVar("MessageT")
-FRAME_BYTES_MAX = 16 << 20
-_LENGTH = struct.Struct("<I")
 WHOLE = -2
 """For `Need.broken`."""
 
@@ -259,12 +252,6 @@ class Expect(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ranges: list[tuple[int, int]]
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The call's expected failure."""
-
-    failure: Failure
-
-
 class Tracing(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Begin to send `Traced`, or end it. Told by the agent with id 0: it answers nothing."""
 
@@ -274,103 +261,5 @@ class Tracing(msgspec.Struct, frozen=True, array_like=True, tag=True):
 Answer = Welcome | Found | Listed | Opened | Ready | Settled | Adopted | Failed | Tracing | Expect
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
-    """A call with the number that its answer will carry; id 0 is not answered.
-
-    Attributes:
-        deadline_s: after which nobody waits for the answer any more; 0: not answered anyway.
-    """
-
-    id: int
-    call: Call
-    deadline_s: float = 0.0
-
-
-class Response(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to the request of this id; with id 0 the agent tells something of its own accord.
-
-    Attributes:
-        causes: what it took its time for, seconds, as far as the agent knows.
-    """
-
-    id: int
-    answer: Answer
-    causes: dict[Cause, float] = {}
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=encode_unit)
-_request_decoder = msgspec.msgpack.Decoder(Request)
-_response_decoder = msgspec.msgpack.Decoder(Response)
-
-
-class BrokenFrame(ForemountError):
-    """The peer sent something that is no message."""
-
-
-def encode(message: Request | Response) -> bytes:
-    """Return the message as one frame."""
-    return encode_frame(message)
-
-
-def encode_frame(message: msgspec.Struct) -> bytes:
-    """Return any message as one frame."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-def decode_request(body: bytes) -> Request:
-    """Return the request in a frame's body.
-
-    Raises:
-        BrokenFrame: it is none.
-    """
-    return decode_frame(_request_decoder, body)
-
-
-def decode_response(body: bytes) -> Response:
-    """Return the response in a frame's body.
-
-    Raises:
-        BrokenFrame: it is none.
-    """
-    return decode_frame(_response_decoder, body)
-
-
-class FrameBuffer:
-    """Turns a byte stream into frame bodies: bytes in, bodies out.
-
-    Invariant: holds less than one frame between calls.
-    """
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def feed(self, received: bytes) -> list[bytes]:
-        """Return the bodies that are complete now, in order.
-
-        Raises:
-            BrokenFrame: a length over `FRAME_BYTES_MAX`; the connection can't be used any more.
-        """
-        self._pending += received
-        bodies = []
-        while len(self._pending) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._pending)
-            if length > FRAME_BYTES_MAX:
-                raise BrokenFrame("frame", f"announces {length} bytes, {FRAME_BYTES_MAX} are allowed")
-            if len(self._pending) < _LENGTH.size + length:
-                break
-            bodies.append(bytes(self._pending[_LENGTH.size : _LENGTH.size + length]))
-            del self._pending[: _LENGTH.size + length]
-        return bodies
-
-
-def decode_frame(decoder: msgspec.msgpack.Decoder[MessageT], body: bytes) -> MessageT:
-    """Return the message in a frame's body.
-
-    Raises:
-        BrokenFrame: it is none.
-    """
-    try:
-        return decoder.decode(body)
-    except msgspec.DecodeError as exc:
-        raise BrokenFrame("frame", f"holds no message: {exc}") from exc
+DIALECT = Dialect[Call, Answer](Call, Answer)
+"""What is said on the line of the fs worker."""

@@ -16,6 +16,7 @@ from tests.worker import Agent, agent
 from vfs import wire
 from vfs.errors import DeadlineExceeded, NotFound
 from vfs.filesystem.agent import AgentClient
+from vfs.frames import FrameBuffer
 from vfs.model import LakePath
 
 CONFIG = """
@@ -154,18 +155,18 @@ class Peer:
                 connection.recv(1)  # and leave the rest: closing then resets the connection
                 connection.sendall(said)
         connection, _ = self.listening.accept()
-        frames = wire.FrameBuffer()
+        frames = FrameBuffer()
         with connection:
             while received := connection.recv(4096):
                 for body in frames.feed(received):
-                    request = wire.decode_request(body)
+                    request = wire.DIALECT.decode_request(body)
                     if request.id:
-                        connection.sendall(wire.encode(wire.Response(request.id, wire.Found(None))))
+                        connection.sendall(wire.DIALECT.response(request.id, wire.Found(None)))
 
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"\xff\xff\xff\xff", b"\1\0\0\0\xc1", b"\5\0", wire.encode(wire.Response(999, wire.Welcome(1)))],
+    [b"", b"\xff\xff\xff\xff", b"\1\0\0\0\xc1", b"\5\0", wire.DIALECT.response(999, wire.Welcome(1))],
     ids=["nothing", "a frame too large", "no message", "half a frame", "an answer to nobody"],
 )
 def test_peer_that_breaks_off_or_talks_nonsense_is_left_and_the_call_repeated(tmp_path: Path, said: bytes) -> None:

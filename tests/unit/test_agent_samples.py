@@ -19,11 +19,11 @@ from vfs.agent.samples import Samples
 from vfs.agent.sampleserver import SampleServer
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError, InvalidFeed, from_failure
+from vfs.frames import Failed, FrameBuffer, Response
 from vfs.model import Kind, LakePath
 from vfs.samples import wire
 from vfs.samples.model import Form, Reason
 from vfs.samples.spool import Spool
-from vfs.wire import FrameBuffer
 
 
 class Worker:
@@ -32,7 +32,7 @@ class Worker:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._frames, self._number = FrameBuffer(), 0
-        self._answers: asyncio.Queue[wire.Response] = asyncio.Queue()
+        self._answers: asyncio.Queue[Response[wire.Answer]] = asyncio.Queue()
         self.told: list[wire.Answer] = []
         self._news = asyncio.Event()
         self._task = asyncio.ensure_future(self._receive())
@@ -40,7 +40,7 @@ class Worker:
     async def _receive(self) -> None:
         while received := await self._reader.read(1 << 16):
             for body in self._frames.feed(received):
-                response = wire.decode_response(body)
+                response = wire.DIALECT.decode_response(body)
                 if response.id:
                     self._answers.put_nowait(response)
                 else:
@@ -48,14 +48,14 @@ class Worker:
                     self._news.set()
 
     def say(self, call: wire.Call) -> None:
-        self._writer.write(wire.encode(wire.Request(0, call)))
+        self._writer.write(wire.DIALECT.request(0, call))
 
     async def ask(self, call: wire.Call) -> wire.Answer:
         self._number += 1
-        self._writer.write(wire.encode(wire.Request(self._number, call, 10.0)))
+        self._writer.write(wire.DIALECT.request(self._number, call, 10.0))
         response = await self._answers.get()
         assert response.id == self._number
-        if isinstance(response.answer, wire.Failed):
+        if isinstance(response.answer, Failed):
             raise from_failure(response.answer.failure)
         return response.answer
 

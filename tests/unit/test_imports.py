@@ -18,7 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = ("values", "pure", "services", "file system", "adapters", "mains")
 VALUES = {
-    *("vfs", "vfs.model", "vfs.errors", "vfs.units", "vfs.clock", "vfs.config", "vfs.wire", "vfs.logs", "vfs.oserrors"),
+    *(
+        "vfs",
+        "vfs.model",
+        "vfs.errors",
+        "vfs.units",
+        "vfs.clock",
+        "vfs.config",
+        "vfs.frames",
+        "vfs.wire",
+        "vfs.logs",
+        "vfs.oserrors",
+    ),
     "vfs.usage",
     "vfs.backoff",
     *("vfs.rundir", "vfs.sites.protocol", "vfs.extents.layout", "vfs.extents.limits", "vfs.extents.counters"),

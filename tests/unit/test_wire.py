@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from vfs import wire
 from vfs.errors import Failure, NotFound, Stale, from_failure, to_failure
+from vfs.frames import FRAME_BYTES_MAX, BrokenFrame, Failed, FrameBuffer, Request, Response
 from vfs.model import Entry, Kind, LakePath, ObjectKey, Version
-from vfs.wire import BrokenFrame, FrameBuffer
 
 KEY = ObjectKey("0" * 32)
 VERSION = Version(5, 7, "etag", 1)
@@ -29,8 +29,8 @@ VERSION = Version(5, 7, "etag", 1)
     ids=lambda call: type(call).__name__,
 )
 def test_call_arrives_as_it_was_sent(call: wire.Call) -> None:
-    (body,) = FrameBuffer().feed(wire.encode(wire.Request(9, call)))
-    assert wire.decode_request(body) == wire.Request(9, call)
+    (body,) = FrameBuffer().feed(wire.DIALECT.request(9, call))
+    assert wire.DIALECT.decode_request(body) == Request(9, call)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_call_arrives_as_it_was_sent(call: wire.Call) -> None:
         wire.Listed(1, 2, complete=True),
         wire.Opened("/cache/v1"),
         wire.Ready("/cache/v1"),
-        wire.Failed(Failure("NotFound", "x", "no such object", "")),
+        Failed(Failure("NotFound", "x", "no such object", "")),
     ],
     ids=lambda answer: type(answer).__name__,
 )
 def test_answer_arrives_as_it_was_sent(answer: wire.Answer) -> None:
-    (body,) = FrameBuffer().feed(wire.encode(wire.Response(9, answer)))
-    assert wire.decode_response(body) == wire.Response(9, answer)
+    (body,) = FrameBuffer().feed(wire.DIALECT.response(9, answer))
+    assert wire.DIALECT.decode_response(body) == Response(9, answer)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6), st.data())
@@ -65,7 +65,7 @@ def test_frames_are_found_however_the_stream_is_cut(bodies: list[bytes], data: s
 
 def test_length_over_the_limit_is_refused_before_anything_is_kept() -> None:
     with pytest.raises(BrokenFrame, match="announces"):
-        FrameBuffer().feed(struct.pack("<I", wire.FRAME_BYTES_MAX + 1))
+        FrameBuffer().feed(struct.pack("<I", FRAME_BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_length_over_the_limit_is_refused_before_anything_is_kept() -> None:
 )
 def test_body_that_is_no_message_is_a_broken_frame(body: bytes) -> None:
     with pytest.raises(BrokenFrame):
-        wire.decode_request(body)
+        wire.DIALECT.decode_request(body)
 
 
 @given(st.binary(max_size=60))
 def test_no_bytes_make_the_decoders_raise_anything_else(body: bytes) -> None:
-    for decode in (wire.decode_request, wire.decode_response):
+    for decode in (wire.DIALECT.decode_request, wire.DIALECT.decode_response):
         try:
             decode(body)
         except BrokenFrame:

@@ -9,79 +9,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
 from vfs import usage, wire
 from vfs.errors import DeadlineExceeded, Failure, from_failure
+from vfs.frames import BrokenFrame, Dialect, Failed, FrameBuffer
 from vfs.samples import wire as samples
 from vfs.usage import Cause
 
 log = logging.getLogger(__name__)
 CallT = TypeVar("CallT")
-CallT_contra = TypeVar("CallT_contra", contravariant=True)
 TellT = TypeVar("TellT")
 AnswerT = TypeVar("AnswerT")
 
 
-class Answered(Protocol):
-    """A response of either language."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def causes(self) -> dict[Cause, float]: ...
-
-    @property
-    def answer(self) -> Any: ...
-
-
-class Dialect(Protocol[CallT_contra]):
-    """What is spoken on a line: `LAKE` or `SAMPLES`."""
-
-    def request(self, number: int, call: CallT_contra, deadline_s: float) -> bytes:
-        """Return a frame."""
-        ...
-
-    def response(self, body: bytes) -> Answered:
-        """Return the response in a frame's body, or raise `BrokenFrame`."""
-        ...
-
-    def failure(self, answer: object) -> Failure | None:
-        """Return what the answer says went wrong."""
-        ...
-
-
-class _Lake:
-    """`vfs/wire.py`."""
-
-    def request(self, number: int, call: wire.Call, deadline_s: float) -> bytes:
-        return wire.encode(wire.Request(number, call, deadline_s))
-
-    def response(self, body: bytes) -> Answered:
-        return wire.decode_response(body)
-
-    def failure(self, answer: object) -> Failure | None:
-        return answer.failure if isinstance(answer, wire.Failed) else None
-
-
-class _Samples:
-    """`vfs/samples/wire.py`."""
-
-    def request(self, number: int, call: samples.Call, deadline_s: float) -> bytes:
-        return samples.encode(samples.Request(number, call, deadline_s))
-
-    def response(self, body: bytes) -> Answered:
-        return samples.decode_response(body)
-
-    def failure(self, answer: object) -> Failure | None:
-        return answer.failure if isinstance(answer, samples.Failed) else None
-
-
-LAKE: Dialect[wire.Call] = _Lake()
-SAMPLES: Dialect[samples.Call] = _Samples()
 asked: ContextVar[bool] = ContextVar("asked", default=False)
 """Set where a task has called the agent; who wants to know unsets it before."""
 _RETRY_S = 0.05
@@ -122,7 +65,7 @@ class Line(Generic[CallT, TellT]):
     """
 
     def __init__(
-        self, socket_path: str, hello: Callable[[], CallT], *, deadline_s: float, dialect: Dialect[CallT]
+        self, socket_path: str, hello: Callable[[], CallT], *, deadline_s: float, dialect: Dialect[CallT, TellT]
     ) -> None:  # fmt: skip
         self._dialect = dialect
         self._socket_path = socket_path
@@ -173,7 +116,7 @@ class Line(Generic[CallT, TellT]):
             what = "no answer" if self.connected else "the agent is not running"
             raise DeadlineExceeded(subject, what, "see `foremount status`") from exc
         else:
-            causes, failure = waiting.causes, self._dialect.failure(waiting.answer)
+            causes, failure = waiting.causes, waiting.answer.failure if isinstance(waiting.answer, Failed) else None
             if failure is not None and failure.kind == DeadlineExceeded.__name__:
                 causes, rest = {}, Cause.DEADLINE
         finally:
@@ -187,7 +130,7 @@ class Line(Generic[CallT, TellT]):
     def tell_nowait(self, call: CallT) -> None:
         """Send a call that is not answered; lost when no agent is there, which every such call must survive."""
         if self._stream is not None:
-            self._post(self._dialect.request(0, call, 0.0))
+            self._post(self._dialect.request(0, call))
 
     def _post(self, frame: bytes) -> None:
         if self._stream is None:
@@ -218,7 +161,7 @@ class Line(Generic[CallT, TellT]):
     async def _serve(self, stream: trio.SocketStream) -> None:
         """Repeat what is unanswered, then send and receive until the connection breaks."""
         try:
-            await stream.send_all(self._dialect.request(0, self._hello(), 0.0))
+            await stream.send_all(self._dialect.request(0, self._hello()))
             self.on_connect()
             for waiting in list(self._waiting.values()):
                 await stream.send_all(waiting.frame)
@@ -226,7 +169,7 @@ class Line(Generic[CallT, TellT]):
                 nursery.start_soon(self._send, stream)
                 await self._receive(stream)
                 nursery.cancel_scope.cancel()
-        except* (trio.BrokenResourceError, wire.BrokenFrame) as broken:
+        except* (trio.BrokenResourceError, BrokenFrame) as broken:
             log.info("connection to the agent broke: %s", broken.exceptions[0])
 
     async def _send(self, stream: trio.SocketStream) -> None:
@@ -237,16 +180,16 @@ class Line(Generic[CallT, TellT]):
             return  # the receiving side notices too and ends the connection
 
     async def _receive(self, stream: trio.SocketStream) -> None:
-        frames = wire.FrameBuffer()
+        frames = FrameBuffer()
         async for received in stream:
             for body in frames.feed(bytes(received)):
-                response = self._dialect.response(body)
+                response = self._dialect.decode_response(body)
                 if not response.id:
                     self.on_told(response.answer)
                     continue
                 waiting = self._waiting.get(response.id)
                 if waiting is not None and not waiting.done.is_set():
-                    waiting.answer, waiting.causes = response.answer, response.causes
+                    waiting.answer, waiting.causes = response.answer, dict(response.causes)
                     waiting.done.set()
 
     def _drain(self) -> None:
@@ -262,11 +205,11 @@ class AgentClient(Line[wire.Call, wire.Answer]):
     """The fs worker's line."""
 
     def __init__(self, socket_path: str, hello: Callable[[], wire.Hello], *, deadline_s: float) -> None:
-        super().__init__(socket_path, hello, deadline_s=deadline_s, dialect=LAKE)
+        super().__init__(socket_path, hello, deadline_s=deadline_s, dialect=wire.DIALECT)
 
 
 class SamplesClient(Line[samples.Call, samples.Answer]):
     """The line of the worker of `.jobs`."""
 
     def __init__(self, socket_path: str, hello: Callable[[], samples.Greet], *, deadline_s: float) -> None:
-        super().__init__(socket_path, hello, deadline_s=deadline_s, dialect=SAMPLES)
+        super().__init__(socket_path, hello, deadline_s=deadline_s, dialect=samples.DIALECT)

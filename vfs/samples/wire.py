@@ -1,4 +1,4 @@
-"""What the worker of `.jobs` and the agent say to each other, in the frames of `vfs/wire.py`.
+"""What the worker of `.jobs` and the agent say to each other, in the frames of `vfs/frames.py`.
 
 Pure: no I/O, no clock. Calls may be repeated after a reconnect, all of them are idempotent. Bytes of samples never travel
 here: the agent writes complete files, an answer names them.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from vfs.errors import Failure
+from vfs.frames import Dialect, Failed
 from vfs.model import Kind
 from vfs.samples.model import Form
-from vfs.usage import Cause
-from vfs.wire import decode_frame, encode_frame
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True):
@@ -121,57 +119,8 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True, tag=True):
     directories: list[str]
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The call's expected failure."""
-
-    failure: Failure
-
-
 Answer = Seen | Nodes | At | Placed | Dropped | Failed
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
-    """A call with the number that its answer will carry; id 0 is not answered. `deadline_s` as in `vfs/wire.py`."""
-
-    id: int
-    call: Call
-    deadline_s: float = 0.0
-
-
-class Response(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to the request of this id; with id 0 the agent tells something of its own accord.
-
-    Attributes:
-        causes: what it took its time for, seconds, as far as the agent knows.
-    """
-
-    id: int
-    answer: Answer
-    causes: dict[Cause, float] = {}
-
-
-_request_decoder = msgspec.msgpack.Decoder(Request)
-_response_decoder = msgspec.msgpack.Decoder(Response)
-
-
-def encode(message: Request | Response) -> bytes:
-    """Return the message as one frame of `vfs/wire.py`, whose `FrameBuffer` takes a stream of them apart."""
-    return encode_frame(message)
-
-
-def decode_request(body: bytes) -> Request:
-    """Return the request in a frame's body.
-
-    Raises:
-        BrokenFrame: it is none.
-    """
-    return decode_frame(_request_decoder, body)
-
-
-def decode_response(body: bytes) -> Response:
-    """Return the response in a frame's body.
-
-    Raises:
-        BrokenFrame: it is none.
-    """
-    return decode_frame(_response_decoder, body)
+DIALECT = Dialect[Call, Answer](Call, Answer)
+"""What is said on the line of the worker of `.jobs`."""
