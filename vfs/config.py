@@ -216,12 +216,14 @@ class Admin(_Document, frozen=True):
         address: "host:port"; "" for none. Needs all of the others.
         certificate, key: PEM files of this host, read again when they change.
         tokens: file of lines "ROLE NAME TOKEN", ROLE being read, operate or admin; mode 0600, read again when it changes.
+        traces: URL of a collector that takes OTLP over HTTP; "" for none. Independent of the others.
     """
 
     address: str = ""
     certificate: str = ""
     key: str = ""
     tokens: str = ""
+    traces: str = ""
 
 
 SAMPLES_READ_AHEAD = 4 << 20
@@ -523,6 +525,8 @@ def foresight_store(config: Config) -> str:
 
 def _check_admin(admin: Admin, name: str) -> None:
     """Refuse TCP without TLS and tokens."""
+    if admin.traces and not admin.traces.startswith(("http://", "https://")):
+        raise InvalidConfig(f"{name}: admin.traces", "is no URL", 'write "http://collector:4318/v1/traces"')
     if not admin.address:
         return
     try:

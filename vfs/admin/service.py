@@ -22,6 +22,7 @@ from vfs.admin.api import Api, public_config, runner_of, serve_unix
 from vfs.admin.events import Events
 from vfs.admin.page import add_page
 from vfs.admin.policies import Policies, Record
+from vfs.admin.spans import Spans
 from vfs.admin.stats import Facts
 from vfs.admin.status import Status
 from vfs.agent.accounts import Accounts
@@ -51,10 +52,12 @@ class Admin:
         policies: Policies,
         clock: Clock,
         traces: Traces,
+        spans: Spans | None = None,
     ) -> None:
         self._config = config
         self._status = status
         self._events = Events(clock)
+        self._spans = spans
         self._tokens: Tokens | None = None
         self._context: ssl.SSLContext | None = None
         self._certificate: tuple[int, ...] = ()
@@ -144,6 +147,8 @@ class Admin:
             self._events.tell("stats", moment)
         for call in used.slow:
             self._events.tell("slow", call)
+            if self._spans is not None:
+                self._spans.add(call)
 
     def _on_record(self, record: Record) -> None:
         self._events.tell("policy", msgspec.to_builtins(record))

@@ -21,6 +21,7 @@ from typing import Any
 from vfs import config
 from vfs.admin.policies import AuditLog, Policies
 from vfs.admin.service import Admin
+from vfs.admin.spans import Spans
 from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.accounts import Accounts
@@ -209,13 +210,17 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         if foresight is not None:
             rooms["foresight"] = foresight.facts
         found = Checkpoints(mounts, sites, catalog, uploads, clock)
+        spans = _spans(loaded, facts.mountpoint)
+        if spans is not None:
+            stack.callback(spans.close)
+            rooms["spans"] = spans.facts
         shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms, found)
         if loaded.samples is not None:
             lake = AgentLake(mounts, sites, metadata, catalog, holding, fetcher)
             shown.samples = await stack.enter_async_context(SampleRooms.running(loaded, lake, rundir, clock))
             rooms["samples"] = shown.samples.table
         await stack.enter_async_context(
-            Admin(loaded, facts, shown, accounts, copies, policies, clock, traces).serving(rundir)
+            Admin(loaded, facts, shown, accounts, copies, policies, clock, traces, spans).serving(rundir)
         )
         if loaded.replica_server is not None:
             replica_server, _ = await stack.enter_async_context(replicaserver.serving(loaded.replica_server))
@@ -231,6 +236,16 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(loaded.staging.drain):
                     await uploads.drained()
+
+
+def _spans(loaded: config.Config, mountpoint: str) -> Spans | None:
+    if not loaded.admin.traces:
+        return None
+    try:
+        return Spans(loaded.admin.traces, mountpoint)
+    except ForemountError as exc:
+        log.error("no spans are sent: %s; %s", exc, exc.hint)  # noqa: TRY400  # the mount does without them
+        return None
 
 
 @contextlib.asynccontextmanager
