@@ -25,7 +25,7 @@ def blocks() -> list[str]:
             rows = [line for line in lines if line.startswith("|")]
             found += ["\n".join(line for line in lines if not line.startswith("|")), *rows[2:]]
         else:
-            found += re.split(r"\n(?=\d+\. )", "\n".join(lines))
+            found += re.split(r"\n(?=\d+\. |- )", "\n".join(lines))
     return [" ".join(block.split()) for block in found if block.strip() and not block.rstrip().endswith(":")]
 
 
