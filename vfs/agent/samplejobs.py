@@ -105,15 +105,17 @@ class JobRun:
     """A job with its schedule and how far it is.
 
     Attributes:
-        declaration: lake path of its document, "" where it was given to the command.
+        declaration: lake path of its document; "" where `text` was given to the command, with `directory` for its paths.
         facts: of groups, by (step, rank); the latest `_TIMELINE_GROUPS`.
         trouble: why nothing is prepared for it, as far as that is known.
         node: that prepares for it, "" where none does.
     """
 
-    def __init__(self, job: jobs.Job, declaration: LakePath, version: Version | None, feed: Feed, clock: Clock) -> None:
+    def __init__(self, job: jobs.Job, started: Started, version: Version | None, feed: Feed, clock: Clock) -> None:
         self.job = job
-        self.declaration = declaration
+        self.declaration = started.declaration
+        self.text = "" if started.declaration else started.text
+        self.directory = LakePath("") if started.declaration else started.directory
         self.version = version
         self.feed = feed
         self.progress = Progress(ahead=job.ahead, behind=job.behind)
@@ -301,7 +303,7 @@ class SampleJobs:
             raise InvalidFeed(file, f"names the job {job.name!r}, not {started.name!r}")
         feed = await open_feed(self._lake, job, started.directory)
         log.info("job %s: schedule of %s opened", job.name, file)
-        return JobRun(job, started.declaration, version, feed, self._clock)
+        return JobRun(job, started, version, feed, self._clock)
 
     async def _scan(self) -> None:
         """Look at the declared directories, unless that was a moment ago. A new or removed document ends its job's run."""

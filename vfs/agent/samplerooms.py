@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +17,19 @@ from vfs.agent.preparing import Preparing, Source
 from vfs.agent.samplejobs import GroupFacts, JobRun, SampleJobs, Started
 from vfs.agent.samples import Samples
 from vfs.agent.sampleserver import SampleServer
+from vfs.agent.sources import EngineSource, NodeSource
 from vfs.clock import Clock
 from vfs.errors import NotFound
 from vfs.model import LakePath, split
 from vfs.rundir import RunDir
+from vfs.samples.engines.local import LocalEngine
 from vfs.samples.feeds.protocol import Lake
+from vfs.samples.node.client import NodeClient
+from vfs.samples.operators.registry import load_registry
+from vfs.samples.sandbox.messages import Settings
 from vfs.samples.spool import Spool
+
+log = logging.getLogger(__name__)
 
 
 class SampleRooms:
@@ -51,8 +60,17 @@ class SampleRooms:
             writer = stack.enter_context(ThreadPoolExecutor(1, "samples"))
             samples = Samples(lake, known, spool, writer, clock)
             server = SampleServer(samples)
+            nodes = NodeSource(NodeClient(settings.token_file, settings.certificate), settings.nodes, samples, spool, writer)
+            stack.push_async_callback(nodes.close)
+            engine = await stack.enter_async_context(_engine(settings, samples, spool, writer))
+
+            def source_of(run: JobRun) -> Source | None:
+                if nodes.nodes_of(run):
+                    return nodes
+                return engine if run.job.fallback == "local" else None
+
             preparing = await stack.enter_async_context(
-                Preparing(known, samples, spool, writer, source_of=_no_source, tell=server.tell, clock=clock)
+                Preparing(known, samples, spool, writer, source_of=source_of, tell=server.tell, clock=clock)
             )
             server.on_greeted = preparing.greet
             await stack.enter_async_context(server.listening(rundir.jobs_socket))
@@ -174,8 +192,24 @@ class SampleRooms:
         }
 
 
-def _no_source(run: JobRun) -> Source | None:
-    return None
+@contextlib.asynccontextmanager
+async def _engine(
+    settings: config.Samples, samples: Samples, spool: Spool, writer: ThreadPoolExecutor
+) -> AsyncIterator[EngineSource | None]:
+    """Run this host's own processes for operators, where it has seats for them; they start with the first sample."""
+    if not settings.seats:
+        yield None
+        return
+    registry = await asyncio.to_thread(load_registry, settings.operators, settings.keys)
+    for name, why in registry.refused.items():
+        log.error("operator %s is refused: %s", name, why)
+    engine = LocalEngine(Settings(), list(registry.operators.values()), settings.seats)
+    source = EngineSource(registry, engine, samples, spool, writer)
+    samples.make = source.make
+    try:
+        yield source
+    finally:
+        await engine.close()
 
 
 def _moments(fact: GroupFacts, now_s: float) -> dict[str, Any]:

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from vfs.samples.jobs import Fallback
 from vfs.samples.model import Form, Reason, Sample
 
+FINAL = frozenset(
+    (Reason.REFUSED, Reason.UNIDENTIFIED, Reason.FAILED, Reason.CRASHED, Reason.TIME, Reason.OUTPUT, Reason.NO_OPERATOR)
+)
+"""What is raw for these reasons would be so again: the same operator on the same bytes."""
+
 
 class Way(enum.StrEnum):
     """What to do."""
@@ -52,7 +57,7 @@ def decide(
         return Decision(Way.RAW, Reason.NO_OPERATOR)
     if here is Form.TRANSFORMED:
         return Decision(Way.READY)
-    if fallback == "local" and may_wait and has_engine and reason is not Reason.REFUSED:
+    if fallback == "local" and may_wait and has_engine and (here is None or reason not in FINAL):
         return Decision(Way.LOCAL, reason)
     if fallback == "wait" and may_wait and is_coming and here is None:
         return Decision(Way.WAIT, reason)

@@ -221,6 +221,10 @@ class Spool:
 
     def _enter(self, key: GroupKey, sample: Ready, writer: _Writer) -> Ready:
         path = os.path.join(self._group_path(key), str(sample.slot))
+        before = self.find(key, sample.slot)
+        if before is not None and before.form is Form.TRANSFORMED and sample.form is Form.RAW:
+            writer.discard()  # a stream that was cut and asked for again ends raw
+            return before
         with contextlib.suppress(OSError):  # no xattrs here: a restart forgets it
             os.setxattr(writer.path, _XATTR, msgspec.msgpack.encode(msgspec.structs.replace(sample, file="")))
         writer.finish(path)
