@@ -200,7 +200,7 @@ async def test_samples_of_the_steps_under_way_are_there_by_name(agent: Agent) ->
     declare(agent.base, schedule, "ahead = 1\n")
     async with agent.serving() as worker:
         assert await worker.names("run/by-id") == []
-        await worker.look("run/step_0000001/rank_0000")
+        await worker.look("run/step_0000001/rank_0000/000000.jpg")
         names = await worker.names("run/by-id")
         numbers = [
             order_of()[position] for position in range(COUNT) if position // (WORLD * BATCH) in (1, 2) and position % 2 == 0
@@ -215,7 +215,7 @@ async def test_samples_of_which_nothing_is_made_are_read_before_their_step(agent
     schedule = arrow(agent.base / "lake")
     declare(agent.base, schedule, "ahead = 1\n")
     async with agent.serving() as worker:
-        await worker.look("run/step_0000000/rank_0000")
+        await worker.look("run/step_0000000/rank_0000/000000.bin")
         await worker.until_told(wire.Placed, "run/step_0000001/rank_0000")
         nodes = [
             node
@@ -230,12 +230,26 @@ async def test_samples_of_which_nothing_is_made_are_read_before_their_step(agent
 async def test_a_step_goes_when_its_rank_is_two_further(agent: Agent) -> None:
     declare(agent.base, arrow(agent.base / "lake"), "ahead = 1\n")
     async with agent.serving() as worker:
-        await worker.look("run/step_0000000/rank_0000")
+        await worker.look("run/step_0000000/rank_0000/000000.bin")
         await worker.until_told(wire.Placed, "run/step_0000000/rank_0000")
         worker.say(wire.Entered("run/step_0000002/rank_0000"))
         await worker.until_told(wire.Dropped, "run/step_0000000/rank_0000")
     assert agent.spool.group(("run", 0, 0)) is None
     assert (await agent.run()).progress.step == 2
+
+
+async def test_who_walks_through_directories_reads_nothing(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"), "ahead = 1\n")
+    async with agent.serving() as worker:
+        await worker.look("run/step_0000000/rank_0000/000000.bin")
+        await worker.until_told(wire.Placed, "run/step_0000001/rank_0000")
+        for step in range(STEPS):
+            await worker.look(f"run/step_{step:07d}")
+            await worker.names(f"run/step_{step:07d}/rank_0000")
+        assert (await agent.run()).progress.step == 0
+        worker.say(wire.Entered("run/step_0000001/rank_0000"))
+        await worker.until_told(wire.Placed, "run/step_0000002/rank_0000")
+        assert (await agent.run()).progress.step == 1
 
 
 async def test_a_reader_who_is_late_still_gets_the_bytes_of_a_step_that_is_over(agent: Agent) -> None:
@@ -251,7 +265,7 @@ async def test_a_reader_who_is_late_still_gets_the_bytes_of_a_step_that_is_over(
 async def test_a_new_agent_goes_on_with_what_the_old_one_had_prepared(agent: Agent) -> None:
     declare(agent.base, arrow(agent.base / "lake"), "ahead = 1\n")
     async with agent.serving() as worker:
-        await worker.look("run/step_0000000/rank_0000")
+        await worker.look("run/step_0000000/rank_0000/000000.bin")
         for step in (0, 1):
             await worker.until_told(wire.Placed, f"run/step_{step:07d}/rank_0000")
     placed = agent.spool.used
@@ -263,18 +277,6 @@ async def test_a_new_agent_goes_on_with_what_the_old_one_had_prepared(agent: Age
         node = await worker.look("run/step_0000001/rank_0000/000000.bin")
         assert node is not None
         assert node.file == group.ready[0].file
-
-
-async def test_the_spool_stays_within_its_budget(agent: Agent) -> None:
-    schedule = arrow(agent.base / "lake")
-    declare(agent.base, schedule)
-    agent.spool_bytes = 3000
-    async with agent.serving() as worker:
-        for step, rank, slot in schedule.slots:
-            node = await worker.look(f"run/.raw/step_{step:07d}/rank_{rank:04d}/{slot:06d}.bin")
-            assert node is not None
-            assert await worker.content(node) == schedule.slots[step, rank, slot]
-        assert agent.spool.used < 3000 + max(map(len, schedule.slots.values())) + 4 * BATCH * 1000
 
 
 async def test_a_schedule_that_contradicts_itself_is_an_error_and_is_shown(agent: Agent) -> None:

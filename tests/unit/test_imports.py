@@ -69,6 +69,7 @@ OWNERS = {
             "vfs.sites",
             "vfs.admin",
             "vfs.samples.node",
+            "vfs.samples.nodeclient",
             "vfs.foresight.controller",
             "vfs.foresight.replicaserver",
             "vfs.foresight.stores.etcd",

@@ -65,3 +65,11 @@ def test_a_told_step_moves_the_ranks_that_are_known() -> None:
     progress.reach(1, 4)
     assert progress.tell(3)
     assert progress.wanted() == [(3, 4)]
+
+
+def test_a_step_that_is_only_told_is_not_read_yet() -> None:
+    progress = Progress(ahead=1, behind=1)
+    progress.tell(10, (2,))
+    assert progress.consumed == 9
+    assert progress.reach(10, 2)
+    assert progress.consumed == 10

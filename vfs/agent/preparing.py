@@ -191,7 +191,12 @@ class Preparing:
         """Tell the worker of samples that are here."""
         size = sum(ready.size for ready in arrived)
         run.totals.prepared_bytes += size
-        run.fact(group[1], group[2]).size += size
+        fact = run.fact(group[1], group[2])
+        fact.size += size
+        if fact.entered_s:  # its reader is there and will not ask for what is placed
+            for ready in arrived:
+                if ready.form is Form.TRANSFORMED and fact.give(ready.slot, None):
+                    run.totals.ready += 1
         self._tell_placed(run, group, samples, arrived)
 
     def _tell_placed(self, run: JobRun, group: GroupKey, samples: Sequence[Sample], arrived: Sequence[Ready]) -> None:

@@ -24,7 +24,7 @@ from vfs.model import LakePath, split
 from vfs.rundir import RunDir
 from vfs.samples.engines.local import LocalEngine
 from vfs.samples.feeds.protocol import Lake
-from vfs.samples.node.client import NodeClient
+from vfs.samples.nodeclient import NodeClient
 from vfs.samples.operators.registry import load_registry
 from vfs.samples.sandbox.messages import Settings
 from vfs.samples.spool import Spool

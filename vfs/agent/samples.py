@@ -80,7 +80,6 @@ class Samples:
             case tree.RankPlace(step=step, rank=rank):
                 if rank not in await run.feed.ranks(step):
                     return None
-                self.enter(run, step, rank)
                 return _directory(path, run.feed.mtime_ns)
             case tree.SlotPlace(step=step, rank=rank, slot=slot):
                 return await self._look_slot(run, path, await run.group(step, rank), slot, place.raw)
@@ -114,7 +113,6 @@ class Samples:
             case tree.RankPlace(step=step, rank=rank, raw=raw):
                 if rank not in await run.feed.ranks(step):
                     return None
-                self.enter(run, step, rank)
                 return await self._listed(run, await run.group(step, rank), place.raw, slot_path)
             case tree.ByIdPlace(raw=raw):
                 return await self._listed(run, (await self._under_way(run)).values(), raw, _id_path)
@@ -172,14 +170,13 @@ class Samples:
         extension = jobs.raw_extension(run.job, sample) if raw else jobs.extension(run.job, sample)
         if not path.endswith(f".{extension}"):
             return None
+        self.enter(run, sample.step, sample.rank)  # a directory may be listed by anybody; who looks up a sample reads it
         return await self.raw_node(run, path, sample, None) if raw else await self._node(run, path, sample, may_wait=True)
 
     async def _node(self, run: JobRun, path: str, sample: Sample, *, may_wait: bool) -> wire.Node:
         """Decide the form of a sample."""
         group = sample.job, sample.step, sample.rank
         ready = self._spool.find(group, sample.slot)
-        if may_wait:
-            self.enter(run, sample.step, sample.rank)
         decision = decide(
             sample,
             ready.form if ready is not None else None,

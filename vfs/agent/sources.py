@@ -14,7 +14,7 @@ from vfs.errors import ForemountError, NotFound, Unavailable
 from vfs.samples import jobs
 from vfs.samples.engines.protocol import Engine
 from vfs.samples.model import Form, Sample
-from vfs.samples.node.client import NodeClient
+from vfs.samples.nodeclient import NodeClient
 from vfs.samples.nodewire import Told
 from vfs.samples.operators.registry import Registry
 from vfs.samples.prepared import Failed
@@ -115,7 +115,7 @@ class NodeSource:
         async with self._locks.setdefault((run.name, node), asyncio.Lock()):
             ranks = tuple(sorted(rank for rank in run.progress.ranks if self._node(run, rank) == node))
             told = Told(
-                declaration=run.declaration, text=run.text, directory=run.directory, step=run.progress.step, ranks=ranks
+                declaration=run.declaration, text=run.text, directory=run.directory, step=run.progress.consumed, ranks=ranks
             )  # fmt: skip
             if self._told.get((run.name, node)) != told:
                 await self._client.tell(node, run.name, told)

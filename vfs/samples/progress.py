@@ -12,13 +12,17 @@ Group = tuple[int, int]
 class Progress:
     """The ranks of one job.
 
-    Invariants: `ranks` has the step that each rank reads now, and it only grows; what was given out by `over` is not
-    given out again.
+    Invariants: `ranks` has the step that each rank reads now or next, and it only grows; what was given out by `over` is
+    not given out again.
+
+    Attributes:
+        told: the step that the job said it is about to read, -1: none.
+        reading: the latest step that a rank has come to, -1: none.
     """
 
     def __init__(self, *, ahead: int, behind: int) -> None:
         self.ranks: dict[int, int] = {}
-        self.told = -1
+        self.told = self.reading = -1
         self._ahead = ahead
         self._behind = behind
         self._over: dict[int, int] = {}
@@ -28,8 +32,18 @@ class Progress:
         """Return the step that is being read, -1 before the first."""
         return max(self.ranks.values(), default=self.told)
 
+    @property
+    def consumed(self) -> int:
+        """Return the step that is being read; before the one that was told is read, the step before it."""
+        return max(self.reading, self.told - 1)
+
     def reach(self, step: int, rank: int) -> bool:
         """A rank reads in this step; return whether that is news."""
+        news = step > self.reading
+        self.reading = max(self.reading, step)
+        return self._advance(step, rank) or news
+
+    def _advance(self, step: int, rank: int) -> bool:
         if step <= self.ranks.get(rank, -1):
             return False
         self.ranks[rank] = step
@@ -41,7 +55,7 @@ class Progress:
         news = step > self.told
         self.told = max(self.told, step)
         for rank in ranks or tuple(self.ranks):
-            news = self.reach(step, rank) or news
+            news = self._advance(step, rank) or news
         return news
 
     def wanted(self) -> list[Group]:

@@ -16,6 +16,7 @@ import contextlib
 import os
 import shutil
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -76,25 +77,29 @@ class Spool:
     """The files and what they are. One agent at a time: its cache's lock guards it.
 
     Invariants: `used` is the sum over `_groups` and `_raw`; every `Ready.file` was complete when it was entered.
+
+    Args:
+        grace_s: raw bytes that were asked for within it stay: somebody is about to open their file.
     """
 
-    def __init__(self, directory: str, cap_bytes: int) -> None:
+    def __init__(self, directory: str, cap_bytes: int, grace_s: float = 10.0) -> None:
         self.directory = directory
         self.cap = cap_bytes
         self.used = 0
         self._groups: dict[GroupKey, Group] = {}
-        self._raw: OrderedDict[str, int] = OrderedDict()
+        self._grace_s = grace_s
+        self._raw: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._lock = threading.Lock()
         self._made = 0
 
     @classmethod
-    def open(cls, directory: str, cap_bytes: int) -> Spool:
+    def open(cls, directory: str, cap_bytes: int, grace_s: float = 10.0) -> Spool:
         """Return the spool of a directory, with what an agent of the same boot left in it. Blocking.
 
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
-        spool = cls(directory, cap_bytes)
+        spool = cls(directory, cap_bytes, grace_s)
         boot = os.path.join(directory, "boot")
         with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
             current = file.read()
@@ -132,6 +137,7 @@ class Spool:
         with self._lock:
             if key not in self._raw:
                 return ""
+            self._raw[key] = self._raw[key][0], time.monotonic()
             self._raw.move_to_end(key)
         return self._raw_path(key)
 
@@ -178,9 +184,9 @@ class Spool:
             writer.discard()
             raise
         with self._lock:
-            self.used += len(body) - self._raw.pop(key, 0)
-            self._raw[key] = len(body)
-        self._make_room(but=key)
+            self.used += len(body) - self._raw.pop(key, (0, 0.0))[0]
+            self._raw[key] = len(body), time.monotonic()
+        self._make_room()
         return path
 
     def drop(self, group: GroupKey) -> Group | None:
@@ -237,7 +243,7 @@ class Spool:
         self._make_room()
         return placed
 
-    def _make_room(self, but: str = "") -> None:
+    def _make_room(self) -> None:
         """Remove what was kept without need: groups that are over, then the raw bytes that were asked for longest ago."""
         while self.used > self.cap:
             over = min((key for key, group in self._groups.items() if group.over), key=lambda key: key[1], default=None)
@@ -245,10 +251,11 @@ class Spool:
                 self.drop(over)
                 continue
             with self._lock:
-                oldest = next((key for key in self._raw if key != but), None)
-                if oldest is None:
+                oldest, (size, used_s) = next(iter(self._raw.items()), ("", (0, 0.0)))
+                if not oldest or time.monotonic() < used_s + self._grace_s:
                     return
-                self.used -= self._raw.pop(oldest)
+                del self._raw[oldest]
+                self.used -= size
             with contextlib.suppress(OSError):
                 os.unlink(self._raw_path(oldest))
 
