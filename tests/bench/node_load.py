@@ -7,6 +7,7 @@ counts as the node's. Every sample is compared: raw ones with the bin, transform
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -71,7 +72,7 @@ def _measure(service: Node, schedule: Scheduled, rounds: int, say: Callable[[str
     fetched = _read_for(service, 1, ROUND_S)
     _compare(fetched, schedule, before)
     say(f"without another load: {dict(before)}")
-    step, reader_cpu_s = fetched[-1][0] + 1, 0.0
+    step, reader_cpu_s, node_cpu_s, made_cpu_s = fetched[-1][0] + 1, 0.0, 0.0, 0.0
     for index in range(rounds):
         for side in order_of_round(["alone", "beside"], index):
             burning = [
@@ -79,9 +80,11 @@ def _measure(service: Node, schedule: Scheduled, rounds: int, say: Callable[[str
                 for _ in os.sched_getaffinity(0)
             ]
             if side == "beside":
-                used = time.process_time()
+                used, node_used, made_used = time.process_time(), *_cpu_s(service.process.pid)
                 fetched = _read_for(service, step, ROUND_S)
                 reader_cpu_s += time.process_time() - used
+                node_now, made_now = _cpu_s(service.process.pid)
+                node_cpu_s, made_cpu_s = node_cpu_s + node_now - node_used, made_cpu_s + made_now - made_used
                 step = fetched[-1][0] + 1
             counts = [int(process.communicate()[0]) for process in burning]
             (alone if side == "alone" else beside).append(sum(counts) / ROUND_S)
@@ -100,6 +103,8 @@ def _measure(service: Node, schedule: Scheduled, rounds: int, say: Callable[[str
             "samples": sum(under.values()),
             "raw_share": round(raw / max(1, sum(under.values())), 3),
             "raw_share_without_load": round(1 - before["transformed"] / max(1, sum(before.values())), 3),
+            "node_cpu_share": round(node_cpu_s / (rounds * ROUND_S * cpus), 4),
+            "left_over_cpu_share": round(made_cpu_s / (rounds * ROUND_S * cpus), 4),
             "reader_cpu_share": round(reader_cpu_s / (rounds * ROUND_S * cpus), 4),
         },
         sections=[
@@ -111,6 +116,25 @@ def _measure(service: Node, schedule: Scheduled, rounds: int, say: Callable[[str
         ],
         broken=["a sample was missing or had other values"] if wrong else [],
     )
+
+
+def _cpu_s(root: int) -> tuple[float, float]:
+    """Return CPU seconds of the service, and of its sandbox, which only gets what is left over.
+
+    A round in which nobody loses shows in the first of them: it is all that the other load can lose.
+    """
+    parents, used = {}, {}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            parents[pid], used[pid] = (
+                int(fields[1]),
+                sum(map(int, fields[11 : 13 if pid == root else 15])) / os.sysconf("SC_CLK_TCK"),
+            )
+    ours = {root}
+    while found := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= found
+    return used[root], sum(used.get(pid, 0.0) for pid in ours - {root})
 
 
 def _row(name: str, values: list[float]) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfs.clock import Clock
-from vfs.errors import ForemountError, InvalidFeed, NotFound, Stale
+from vfs.errors import ForemountError, InvalidFeed, NotFound, Stale, Unavailable
 from vfs.model import Kind, LakePath, split
 from vfs.samples import jobs
 from vfs.samples.admission import Bounds, Load, seats, stop
@@ -264,7 +264,7 @@ class Conductor:
         try:
             raw = await read_raw(self._lake, sample)
             async with self._seat():
-                outcome = await self._preparer.prepare(sample, raw)
+                outcome = await self._prepared(sample, raw)
         except ForemountError as exc:
             outcome = Failed(Reason.FAILED, str(exc))
         if isinstance(outcome, Prepared):
@@ -276,6 +276,12 @@ class Conductor:
         self._charged[item.place.job] += outcome.cpu_s
         self.queue.done(item, outcome)
         self._wake()
+
+    async def _prepared(self, sample: Sample, raw: bytes) -> Prepared | Failed:
+        try:
+            return await self._preparer.prepare(sample, raw)
+        except Unavailable as exc:  # the engine lost a worker: the raw bytes are here
+            return Failed(Reason.NODE_LOST, str(exc))
 
     @contextlib.asynccontextmanager
     async def _seat(self) -> AsyncIterator[None]:

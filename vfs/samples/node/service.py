@@ -188,7 +188,12 @@ def build_engine(node: config.Node, registry: Registry) -> Engine:
         memory=int(node.sample_memory), uid=node.uid, idle=node.idle, samples_per_process=node.samples_per_process
     )
     count = node.processes or len(os.sched_getaffinity(0))
-    return LocalEngine(settings, list(registry.operators.values()), count)
+    operators = list(registry.operators.values())
+    if node.engine == "ray":
+        from vfs.samples.engines.ray import RayEngine
+
+        return RayEngine(settings, operators, count, address=node.ray_address, resource=node.ray_resource)
+    return LocalEngine(settings, operators, count)
 
 
 def _bounds(node: config.Node) -> Bounds:
