@@ -1,6 +1,7 @@
 """A checkpoint saved through the mount against the same disk directly: what is measured is the way, not the upload.
 
 The mount stages on the disk that the direct side writes to. The origin takes no uploads, so that nothing else uses the disk.
+Then the same save with uploads, against other mounts and against the saver's own remote path: `write_peers.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.bench import write_peers
 from tests.bench.measure import NotHere, alternate, ratios, spread
 from tests.bench.report import Outcome, Section
 from tests.lake import FSYNC_IS_LOCAL, STAGED, mounted, why_no_mount
@@ -46,6 +48,7 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
             if not status["passthrough"]:
                 outcome.skipped["passthrough"] = status["why_no_passthrough"]
             measure(base / "direct", lake.root, scale, outcome, say)
+        write_peers.run(base, scale, save, FILES, PIECE, outcome, say)
     return outcome
 
 

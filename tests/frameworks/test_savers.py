@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -79,12 +80,46 @@ def test_safetensors_saves_and_loads(work: Path) -> None:
     assert os.listdir(work) == ["model.safetensors"]
 
 
-def test_safetensors_of_the_older_kind_writes_in_place(work: Path) -> None:
-    """0.7 and before: one file, written from its start."""
-    from safetensors.torch import load_file, save
+SAFETENSORS = """
+import os, sys
+import safetensors, torch
+from safetensors.torch import load_file, save_file
+assert safetensors.__version__ == sys.argv[2], safetensors.__version__
+for turn in range(2):  # the second one over the first
+    saved = {f"layer.{index}": torch.arange(50_000 + index, dtype=torch.float32) + turn for index in range(20)}
+    save_file(saved, sys.argv[1], metadata={"format": "pt"})
+    loaded = load_file(sys.argv[1])
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
+"""
 
-    (work / "model.safetensors").write_bytes(save(tensors()))
-    assert torch.equal(load_file(work / "model.safetensors")["layer.3"], tensors()["layer.3"])
+
+@pytest.fixture(scope="module")
+def safetensors_releases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns where a release is: installed beside the environment, which can hold one only."""
+
+    @functools.cache
+    def install(release: str) -> Path:
+        target = tmp_path_factory.mktemp(f"safetensors-{release}")
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), f"safetensors=={release}"]
+        done = subprocess.run(pip, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"pip can't bring safetensors {release}: {done.stderr.strip()[-200:]}")
+        return target
+
+    return install
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["0.7.0", "0.8.0"])
+def test_each_release_of_safetensors_saves_in_its_own_way(
+    work: Path, safetensors_releases: Callable[[str], Path], release: str
+) -> None:
+    """0.7 writes in place, 0.8 grows a temporary file at once and renames it over."""
+    argv = [sys.executable, "-c", SAFETENSORS, str(work / "model.safetensors"), release]
+    environment = os.environ | {"PYTHONPATH": str(safetensors_releases(release))}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(work) == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("zipped", [True, False])
