@@ -24,6 +24,7 @@ done
 
 make_venv "$extra"
 need "the tests of HTTP sites against nginx" nginx-light
+need "the controller's store against etcd" etcd-server
 need "the benchmarks' peer over S3" s3fs
 need "checking the shell scripts" shellcheck
 need "clicking through the page" chromium chromium-driver
