@@ -91,3 +91,18 @@ def test_worker_killed_while_it_fills_the_page_cache_leaves_no_process_behind_an
             assert (lake.jobs / path).read_bytes() == content
         wait_until(lambda: len(set(primers()) - set(before)) == 1, "the primers of dead workers have ended")
     wait_until(lambda: not set(primers()) - set(before), "the last primer has ended")
+
+
+def test_killed_primer_is_replaced_with_the_next_placing() -> None:
+    before = primers()
+    with jobs_mounted() as lake:
+        fill(lake)
+        lake.settle_pushes(27)
+        for primer in set(primers()) - set(before):
+            os.kill(primer, signal.SIGKILL)
+        lake.samples.place("run7/step_0000001/rank_0001")  # finds the line broken, and leaves it to readers
+        lake.samples.put("run7/by-id/a.npy", b"a" * 5000)
+        wait_until(lambda: "the primer is given up" in lake.log("jobs"), "the primer is missed")
+        lake.samples.place("run7/by-id")
+        lake.settle_pushes(28)
+        assert (lake.jobs / "run7/by-id/a.npy").read_bytes() == b"a" * 5000

@@ -73,3 +73,16 @@ def test_listing_shows_what_is_placed_in_place_of_what_the_agent_said_before() -
     listed = [node(f"{RANK_0}/000000.npy", "old"), node(f"{RANK_0}/000001.npy", "old")]
     assert [each.key for each in found.merged(RANK_0, listed)] == ["a", "old"]
     assert found.merged(RANK_1, listed[1:]) == listed[1:]
+
+
+def test_another_agent_is_told_of_readers_again_and_what_it_does_not_tell_of_is_known_as_such() -> None:
+    found = placed(RANK_0, RANK_1, "run7/by-id")
+    found.enter(RANK_0)
+    found.renew()
+    assert found.untold == ["run7/by-id", RANK_0, RANK_1]
+    found.place(Placed(RANK_0, [node(f"{RANK_0}/000000.npy")]))
+    assert found.untold == ["run7/by-id", RANK_1]
+    assert found.enter(RANK_0)
+    found.drop(Dropped(found.untold))
+    assert found.untold == []
+    assert not found.has(RANK_1)

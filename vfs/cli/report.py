@@ -35,7 +35,6 @@ LOG_BYTES = 512 << 10
 """Of the end of each log."""
 DUMP_S = 2.0
 """For a process that runs to write its stacks. One that is stopped, or inside a system call that never ends, writes none."""
-_PROGRAMS = ("keeper", "worker", "agent")
 _PROC_FILES = ("status", "limits", "cgroup", "stat", "io")
 _TASK_FILES = ("comm", "wchan", "stack", "syscall")
 _KERNEL_FILES = (
@@ -122,7 +121,7 @@ def _mount_parts(located: Located) -> Iterator[Part]:
     yield "status.json", _json(status)
     yield "keeper.json", _content(directory.state)
     yield from _stacks(directory, status.processes)
-    for program in _PROGRAMS:
+    for program in dict.fromkeys(("keeper", "worker", "agent", *status.processes)):
         yield f"{program}.log", _end(directory.log(program))
         yield f"{program}.err", _end(directory.stderr(program))
     yield "audit.log", _end(directory.audit)
@@ -137,11 +136,11 @@ def _mount_parts(located: Located) -> Iterator[Part]:
 
 
 def _stacks(directory: RunDir, processes: dict[str, Process]) -> Iterator[Part]:
-    """Have the children write their Python stacks, and say what the kernel knows of each thread of all three."""
+    """Have the children write their Python stacks, and say what the kernel knows of each thread."""
     for program, process in processes.items():
         if not process.pid or process.state == GONE:
             continue
-        if program != "keeper":  # the keeper hands the signal on to both
+        if program != "keeper":  # the keeper hands the signal on to all
             yield f"stacks/{program}.python.txt", _python_stacks(directory.stderr(program), process)
         for file in _PROC_FILES:
             yield f"stacks/{program}.{file}.txt", _content(f"/proc/{process.pid}/{file}")
@@ -237,6 +236,8 @@ def _names(directory: str) -> list[str]:
 def _listing(directory: str) -> str:
     lines = []
     for name in _names(directory):
+        if os.path.join(directory, name) == RunDir(directory).jobs:
+            continue  # samples may be mounted there, and hang
         try:
             found = os.lstat(os.path.join(directory, name))
         except OSError:

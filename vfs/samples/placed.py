@@ -13,12 +13,23 @@ from vfs.samples.wire import Dropped, Node, Placed
 class Placements:
     """Placed samples by directory.
 
-    Invariants: no directory is empty; what is in `_waiting` is in `_directories`.
+    Invariants: no directory is empty; what is in `_waiting` or `_untold` is in `_directories`.
     """
 
     def __init__(self) -> None:
         self._directories: dict[str, dict[str, Node]] = {}
         self._waiting: set[str] = set()
+        self._untold: set[str] = set()
+
+    def renew(self) -> None:
+        """Another agent is there: it tells anew what is placed, and knows of no reader."""
+        self._untold = set(self._directories)
+        self._waiting = {directory for directory in self._directories if isinstance(tree.parse(directory), tree.RankPlace)}
+
+    @property
+    def untold(self) -> list[str]:
+        """Return what the agent before has placed and this one has not told of: its files may be gone."""
+        return sorted(self._untold)
 
     def place(self, told: Placed) -> None:
         """Samples are ready; those of earlier messages about the directory stay."""
@@ -27,6 +38,7 @@ class Placements:
         if told.directory not in self._directories and isinstance(tree.parse(told.directory), tree.RankPlace):
             self._waiting.add(told.directory)
         found = self._directories.setdefault(told.directory, {})
+        self._untold.discard(told.directory)
         found.update((split(node.path)[1], node) for node in told.nodes)
 
     def drop(self, told: Dropped) -> list[str]:
@@ -38,6 +50,7 @@ class Placements:
         for directory in told.directories:
             self._directories.pop(directory, None)
             self._waiting.discard(directory)
+            self._untold.discard(directory)
             step = split(directory)[0]
             is_rank = isinstance(tree.parse(directory), tree.RankPlace)
             left = any(split(other)[0] == step for other in self._directories)

@@ -81,7 +81,7 @@ async def _run(args: Arguments, rundir: RunDir, status: StatusPipe, samples: con
         primer = Primer(args.mountpoint)
         stack.callback(primer.end)
         pusher = Pusher(fd, files, primer, size_max=int(samples.push))
-        agent.on_told = pusher.tell
+        agent.on_told, agent.on_connect = pusher.tell, pusher.renew
         if _shim is not None and hasattr(_shim, "request"):
             guard.number_requests(_shim.request)
         operations = JobOperations(files, Account(getattr(_shim, "caller", None)), opens=opens, primer=lambda: primer.pid)
@@ -103,6 +103,7 @@ async def _beat(status: StatusPipe, agent: SamplesClient, account: Account, push
         status.beat()
         counted = {**guard.requests, **pusher.counts}
         agent.tell_nowait(wire.Counters({name: float(count) for name, count in counted.items()}))
+        pusher.drop_untold()
         account.take()
 
 

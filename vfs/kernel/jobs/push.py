@@ -34,6 +34,10 @@ _WALK_S = 10.0
 """For one directory: a primer that takes longer waits for something that does not come, and is given up."""
 
 
+_TOLD_S = 10.0
+"""A new agent tells what is in its directory of samples at once; a schedule may have to be opened for it."""
+
+
 class Primer:
     """The process that walks, started when it is first needed and after it was given up."""
 
@@ -108,6 +112,7 @@ class Pusher:
         self._pending: dict[str, list[Node]] = {}
         self._gone: list[str] = []
         self._news = trio.Event()
+        self._renewed_s = 0.0
         self.counts: Counter[str] = Counter()
 
     def tell(self, told: object) -> None:
@@ -120,6 +125,17 @@ class Pusher:
                 self._pending.pop(directory, None)
             self._gone += self._files.placed.drop(told)
         self._news.set()
+
+    def renew(self) -> None:
+        """Another agent is there, which tells anew what is placed. What it does not tell of in time is dropped."""
+        self._files.placed.renew()
+        self._renewed_s = trio.current_time()
+
+    def drop_untold(self) -> None:
+        """Called once a second."""
+        if self._renewed_s + _TOLD_S < trio.current_time() and (untold := self._files.placed.untold):
+            log.info("%s directories of the agent before are dropped", len(untold))
+            self.tell(Dropped(untold))
 
     async def run(self) -> None:
         """Work for as long as the worker lives. What is gone goes first: it may be placed anew behind."""
