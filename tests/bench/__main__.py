@@ -12,6 +12,7 @@ from tests.bench.report import Outcome, machine, print_json, print_tables
 BENCHES = {
     "local-read": ("tests.bench.local_read", "a local replica through the mount against the file itself"),
     "small-files": ("tests.bench.small_files", "10,000 files of 16 KiB against rclone mount and s3fs on the same origin"),
+    "samples": ("tests.bench.samples", "eight ranks with a barrier per step: samples of a node against a DataLoader"),
     "sample-files": (
         "tests.bench.sample_files",
         "ready samples of 16 KiB and 150 KB against the same files on the local disk",
