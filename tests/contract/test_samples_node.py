@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import signal
+import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,8 @@ pytest.importorskip("av", reason="the [media] extra is not installed")
 
 from tests import media
 from tests.lake import wait_until
-from tests.node import NO_LOAD, READ_TOKEN, Node, Scheduled, node
+from tests.mount.observed import make_certificate, why_no_tls
+from tests.node import NO_LOAD, READ_TOKEN, TOKEN, Node, Scheduled, node
 from vfs.samples import nodewire
 from vfs.samples.model import Form, Reason
 from vfs.samples.operators import apply
@@ -194,6 +197,34 @@ def test_node_that_is_killed_and_started_again_goes_on(schedule: Scheduled, tmp_
             again.tell(0)
             assert again.group(1, 0) == before
         found.process.returncode = 0
+
+
+def test_node_that_others_keep_busy_gives_raw_at_once_with_the_same_bytes(schedule: Scheduled, tmp_path: Path) -> None:
+    burning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with node(tmp_path, schedule.lake, "cpu = 0.05") as found:
+            wait_until(lambda: found.status()["load"]["stopped_by"] == Reason.CPU, "a node that is busy")
+            found.tell(0)
+            group = found.group(1, 0)
+            assert {envelope.reason for envelope, _ in group.values()} == {Reason.CPU}
+            assert {slot: body for slot, (_, body) in group.items()} == {
+                slot: schedule.raw[1, 0, slot] for slot in range(3)
+            }  # fmt: skip
+    finally:
+        burning.kill()
+        burning.wait()
+
+
+@pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls())
+def test_node_speaks_tls_where_it_has_a_certificate(schedule: Scheduled, tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    more = f'{NO_LOAD}\ncertificate = "{tmp_path}/host.pem"\nkey = "{tmp_path}/host.key"'
+    with node(tmp_path, schedule.lake, more) as found:
+        assert found.url.startswith("https://")
+        request = urllib.request.Request(found.url + nodewire.STATUS, headers={"Authorization": f"Bearer {TOKEN}"})
+        context = ssl.create_default_context(cafile=str(tmp_path / "host.pem"))
+        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            assert answer.status == 200
 
 
 def test_operator_command_runs_what_a_node_runs(schedule: Scheduled, tmp_path: Path) -> None:

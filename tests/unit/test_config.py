@@ -110,3 +110,22 @@ def test_local_path_is_below_the_site() -> None:
     site = config.LocalSite(path="/srv")
     assert local_path(site, SitePath("")) == "/srv"
     assert local_path(site, SitePath("r"), "f") == "/srv/r/f"
+
+
+@pytest.mark.parametrize(
+    ("keys", "subject"),
+    [
+        ('address = "0.0.0.0:1"\ntokens = "t"', "node.certificate"),
+        ('address = "127.0.0.1:1"', "node.tokens"),
+        ('address = "127.0.0.1:1"\ntokens = "t"\noperators = "/ops"', "node.keys"),
+        ('address = "127.0.0.1:1"\ntokens = "t"\ncpu = 1.5', "node"),
+        ('address = "127.0.0.1"\ntokens = "t"', "node.address"),
+    ],
+)
+def test_node_service_that_would_not_be_safe_is_refused(keys: str, subject: str) -> None:
+    assert refusal(SITE + MOUNT + f"[node]\n{keys}\n").subject == f"lake.toml: {subject}"
+
+
+def test_node_service_of_this_host_alone_needs_no_certificate() -> None:
+    loaded = config.parse(SITE + MOUNT + '[node]\naddress = "127.0.0.1:1"\ntokens = "t"\n')
+    assert loaded.node.queue == 2 << 30
