@@ -96,6 +96,24 @@ def s3fs(server: SeaweedFs, prefix: str, base: Path, *, writes: bool = False) ->
         yield root
 
 
+@contextlib.contextmanager
+def rclone_http(url: str, base: Path, cache_mode: str) -> Iterator[Path]:
+    """Mount an HTTP origin that lists its directories in HTML with rclone.
+
+    Args:
+        cache_mode: "off" reads through, "full" caches what was read on disk.
+
+    Raises:
+        Missing: it is not installed.
+    """
+    binary = program("rclone", INSTALL, sysconfig.get_path("scripts"))
+    base.mkdir()
+    options = ["--vfs-cache-mode", cache_mode, "--read-only", "--attr-timeout", "1h", "--dir-cache-time", "1h"]
+    argv = [binary, "mount", ":http:", str(base / "mnt"), "--http-url", url, "--config", str(base / "rclone.conf")]
+    with _foreground([*argv, "--cache-dir", str(base / "cache"), "--poll-interval", "0", *options], base) as root:
+        yield root
+
+
 Peer = Callable[[SeaweedFs, str, Path], "contextlib.AbstractContextManager[Path]"]
 PEERS: dict[str, Peer] = {"rclone": rclone, "s3fs": s3fs}
 

@@ -6,20 +6,26 @@ every reading; the second step is another checkpoint of the same layout, read th
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench.checkpoint import write_checkpoint
 from tests.bench.measure import NotHere
+from tests.bench.peers import rclone_http
 from tests.bench.report import Outcome, Section
 from tests.lake import Lake, mounted, why_no_mount
+from tests.servers.lifecycle import Missing
 from tests.servers.wan_origin import WanOrigin, wan_origin
 
 RTT_MS = 100.0
@@ -73,6 +79,10 @@ def _run(name: str, words: list[str], scale: float, say: Callable[[str], None]) 
             for mbit in (1000, 10_000):
                 origin.shape(rtt_ms=RTT_MS, mbit=mbit)
                 _measure(base, origin, mbit, step1, words, outcome, say)
+            origin.shape(rtt_ms=RTT_MS, mbit=1000)
+            if not words:
+                _measure_dcp(base, origin, scale, outcome, say)
+            _measure_peers(base, origin, words, outcome, say)
     outcome.figures["tensors"] = written.tensors
     outcome.figures["small_share"] = written.small / written.tensors
     return outcome
@@ -116,6 +126,110 @@ def _measure(
         )
     columns = ["", "time (range)", "limit", "time/limit", "wanted", "crossed/wanted", "requests"]
     outcome.sections.append(Section(f"{mbit} Mbit/s, {RTT_MS:.0f} ms", columns, rows))
+
+
+def _measure_dcp(base: Path, origin: WanOrigin, scale: float, outcome: Outcome, say: Callable[[str], None]) -> None:
+    """Load everything with torch.distributed.checkpoint at 1 Gbit/s: cold, and the next step."""
+    say("everything by torch.distributed.checkpoint")
+    layers = max(4, int(48 * scale))
+    first = base / "origin" / "dcp" / "step_1"
+    try:
+        run_dcp("save", first, layers)
+    except NotHere as exc:
+        outcome.skipped["dcp"] = str(exc)
+        return
+    shutil.copytree(first, base / "origin" / "dcp" / "step_2")
+    expected = run_dcp("load", first, layers)
+    limit = expected["bytes"] / 125e6 + ROUND_TRIPS * RTT_MS / 1e3
+    rows = []
+    scratch = base / "dcp-round"
+    scratch.mkdir()
+    with mounted(CONFIG.replace("{url}", origin.url), scratch) as lake:
+        for label, step in (("dcp_", "step_1"), ("dcp_second_step_", "step_2")):
+            origin.reset_stats()
+            found = run_dcp("load", lake.root / "dcp" / step, layers)
+            stats = origin.stats()
+            if found["digest"] != expected["digest"]:
+                outcome.broken.append(f"dcp, {step}: the tensors differ from the source")
+            outcome.figures[f"{label}time_vs_limit"] = found["seconds"] / limit
+            outcome.figures[f"{label}bytes_vs_wanted"] = stats["bytes"] / found["bytes"]
+            ratio = f"{found['seconds'] / limit:.2f}"
+            rows.append([step, f"{found['seconds']:.2f} s", f"{limit:.2f} s", ratio, str(stats["requests"])])
+    shutil.rmtree(scratch)
+    shutil.rmtree(base / "origin" / "dcp")
+    outcome.sections.append(Section("DCP, 1000 Mbit/s, 100 ms", ["", "time", "limit", "time/limit", "requests"], rows))
+
+
+def _measure_peers(base: Path, origin: WanOrigin, words: list[str], outcome: Outcome, say: Callable[[str], None]) -> None:
+    """Read the same with other programs, once each at 1 Gbit/s: cold, from HTML listings as they need them."""
+    origin.shape(listing="html")
+    expected = read_tensors(base / "origin" / "step_1000", words)
+    limit = expected["bytes"] / 125e6 + ROUND_TRIPS * RTT_MS / 1e3
+    rows = []
+    for name, peer in PEERS.items():
+        say(f"{name}, 1000 Mbit/s")
+        scratch = base / name
+        origin.reset_stats()
+        try:
+            with peer(origin.url, scratch) as root:
+                begun = time.perf_counter()
+                there = root / "step_1000" if isinstance(root, Path) else root()
+                fetched_s = time.perf_counter() - begun
+                found = read_tensors(there, words)
+        except (Missing, NotHere) as exc:
+            outcome.skipped[name] = str(exc)
+            continue
+        stats = origin.stats()
+        seconds = fetched_s + found["seconds"]
+        if found["digest"] != expected["digest"]:
+            outcome.broken.append(f"{name}: the tensors differ from the source")
+        outcome.figures[f"{name}_time_vs_limit"] = seconds / limit
+        crossed = stats["bytes"] / found["bytes"]
+        rows.append([name, f"{seconds:.2f} s", f"{seconds / limit:.2f}", f"{crossed:.3f}", str(stats["requests"])])
+    outcome.sections.append(
+        Section("peers, 1000 Mbit/s, 100 ms", ["", "time", "time/limit", "crossed/wanted", "requests"], rows)
+    )
+    outcome.skipped["s3fs"] = "speaks S3 alone, and the shaped origin is an HTTP server"
+    origin.shape(listing="json")
+
+
+@contextmanager
+def fsspec_files(url: str, base: Path) -> Iterator[Callable[[], Path]]:
+    """Yield what fetches a checkpoint with fsspec's `simplecache`, for readers that need files."""
+    try:
+        import fsspec
+    except ImportError as exc:
+        raise NotHere("fsspec is not installed") from exc
+
+    def fetch() -> Path:
+        names = [f"model-{index:05d}-of-00002.safetensors" for index in (1, 2)]
+        urls = [f"simplecache::{url}/step_1000/{name}" for name in names]
+        found = fsspec.open_local(urls, simplecache={"cache_storage": str(base), "same_names": True})
+        return Path(found[0]).parent
+
+    base.mkdir()
+    yield fetch
+
+
+PEERS: dict[str, Callable[[str, Path], AbstractContextManager[Path | Callable[[], Path]]]] = {
+    "rclone_off": functools.partial(rclone_http, cache_mode="off"),
+    "rclone_full": functools.partial(rclone_http, cache_mode="full"),
+    "fsspec_simplecache": fsspec_files,
+}
+
+
+def run_dcp(what: str, directory: Path, layers: int) -> dict[str, Any]:
+    """Save or load in a process of its own.
+
+    Raises:
+        NotHere: torch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise NotHere("torch is not installed")
+    argv = [sys.executable, "-m", "tests.bench.read_dcp", what, str(directory), "--layers", str(layers)]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=600)
+    found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
+    return found
 
 
 def through(lake: Lake, origin: WanOrigin, step: str, words: list[str]) -> Read:
