@@ -15,6 +15,7 @@ import pytest
 
 from tests.lake import DISK, Lake, foremount, mounted, wait_until, why_no_mount
 from tests.schedules import BATCH, STEPS, WORLD, Schedule, arrow, webdataset
+from tests.trouble.readers import Readers
 
 pytestmark = [
     pytest.mark.mount,
@@ -86,6 +87,22 @@ def test_agent_and_worker_of_jobs_may_die_at_any_step(tmp_path: Path) -> None:
                 directory = step_of(lake, step) / f"rank_{rank:04d}"
                 found = [(directory / name).read_bytes() for name in sorted(os.listdir(directory))]
                 assert found == [schedule.slots[step, rank, slot] for slot in range(BATCH)]
+
+
+@pytest.mark.slow
+def test_upgrade_takes_samples_along_and_no_reader_notices(tmp_path: Path) -> None:
+    with lake_with("run", tmp_path) as (lake, schedule):
+        raw = lake.root / ".jobs" / "run" / ".raw"
+        contents = {}
+        for (step, rank, slot), content in schedule.slots.items():
+            directory = f"step_{step:07d}/rank_{rank:04d}"
+            contents[f"{directory}/{sorted(os.listdir(raw / directory))[slot]}"] = content
+        before = {process: lake.pid(process) for process in ("worker", "agent", "jobs")}
+        with Readers(raw, contents) as readers:
+            lake.command("upgrade", str(lake.root))
+            readers.wait_rounds()
+        readers.check()
+        assert all(lake.pid(process) != pid for process, pid in before.items())
 
 
 def test_lake_without_samples_has_no_second_mount_and_no_process_more(tmp_path: Path) -> None:
