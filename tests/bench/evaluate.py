@@ -82,7 +82,7 @@ class Job:
         self._saved: list[ManifestFile] = []
 
     def save(self, path: str, step: int, *, paced: bool = True) -> None:
-        """Write the files, each told when it is complete."""
+        """Write the files, each told when it is complete; return when the dates of all of them tell their versions."""
         directory = self._origin.root / path
         directory.mkdir(parents=True)
         self._saved = []
@@ -96,6 +96,7 @@ class Job:
             if self._told is not None:
                 self._saved.append(self._closed(path, file))
                 self._told.tell(FileClosed(path=LakePath(path), file=self._saved[-1]))
+        self._closed(path, self._files[-1])
 
     def commit(self, path: str, step: int) -> None:
         """Say that the checkpoint is complete."""

@@ -174,6 +174,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
                 catalog.manifests(),
                 clock,
                 socket_path=rundir.foresight_socket,
+                spawn=tasks.spawn,
             )
         )
         server = WorkerServer(

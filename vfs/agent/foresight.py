@@ -13,10 +13,11 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vfs import config
+from vfs.agent.benefit import TELL_S, Benefit
 from vfs.agent.copying import Copier
 from vfs.agent.noticing import Noticed
 from vfs.agent.published import Published
@@ -32,7 +33,7 @@ from vfs.foresight.controller import api
 from vfs.foresight.controller.remote import Remote
 from vfs.foresight.controller.service import Controller, running
 from vfs.foresight.execution import Executor
-from vfs.foresight.model import Checkpoint, FileCopy, Hint, Labels, ReplicaId, ReplicaRecord
+from vfs.foresight.model import Checkpoint, Event, FileCopy, Hint, Labels, ReplicaId, ReplicaRecord
 from vfs.foresight.offers import OPEN_S, Direct, Line
 from vfs.foresight.placing import Place, Rules, places, site_facts
 from vfs.foresight.plan import Origin
@@ -48,6 +49,7 @@ from vfs.sites.writing import SiteWriter
 log = logging.getLogger(__name__)
 STATS_AT_ONCE = 32
 SAY_S = 1.0
+UNTOLD_MAX = 1000
 _RETRY_S, _RETRY_S_MAX = 0.2, 10.0
 
 
@@ -193,6 +195,7 @@ async def mounted(
     clock: Clock,
     *,
     socket_path: str,
+    spawn: Callable[[Awaitable[None]], None],
 ) -> AsyncIterator[Mounted | None]:
     """Run a mount's part in foresight until the block ends; None where it has none, or can't: the mount does without."""
     async with contextlib.AsyncExitStack() as stack:
@@ -210,7 +213,7 @@ async def mounted(
         if uploads is not None:
             uploads.notify(begun=noticed.began, stored=noticed.stored, committed=noticed.committed)
         noticed.again(manifests)
-        room = Mounted(line, published, noticed, name, clock)
+        room = Mounted(line, published, noticed, Benefit(fetcher, clock, spawn), name, clock)
         task = asyncio.ensure_future(room.run())
         try:
             yield room
@@ -227,8 +230,9 @@ class Mounted:
         heard: lines of offers that came; for status.
     """
 
-    def __init__(self, line: Line, published: Published, noticed: Noticed, name: str, clock: Clock) -> None:
+    def __init__(self, line: Line, published: Published, noticed: Noticed, benefit: Benefit, name: str, clock: Clock) -> None:
         self._line = line
+        self._benefit = benefit
         self._published = published
         self.noticed = noticed
         self._name = name
@@ -242,6 +246,7 @@ class Mounted:
             group.create_task(self._follow())
             group.create_task(self._say())
             group.create_task(self.noticed.tell())
+            group.create_task(self._account())
 
     def facts(self) -> dict[str, Any]:
         """Return what `/v1/rooms` shows."""
@@ -260,19 +265,37 @@ class Mounted:
                     attempts, self.connected = 0, True
                     self.heard += 1
                     for name in offers.withdrawn:
-                        self._published.remove(name)
+                        self._remove(name)
                     for offered in offers.offered:
                         self._published.put(offered.replica, offered.files)
+                        self._benefit.put(offered.replica, offered.files)
                     if offers.all:
                         there = {offered.replica.id for offered in offers.offered}
                         for name in set(self._published.replicas()) - there:
-                            self._published.remove(name)
+                            self._remove(name)
             except ForemountError as exc:
                 if self.connected:
                     log.warning("copies that are offered stay as they were: %s", exc)
             self.connected = False
             attempts += 1
             await asyncio.sleep(doubled_s(_RETRY_S, _RETRY_S_MAX, attempts))
+
+    def _remove(self, name: ReplicaId) -> None:
+        self._published.remove(name)
+        self._benefit.remove(name)
+
+    async def _account(self) -> None:
+        """Tell what copies were worth here; what can't be told now is told the next time."""
+        untold: list[Event] = []
+        while True:
+            await asyncio.sleep(TELL_S)
+            untold = [*untold, *self._benefit.told(self._name)][-UNTOLD_MAX:]
+            if untold:
+                try:
+                    await self._line.tell(untold)
+                    untold = []
+                except ForemountError as exc:
+                    log.info("the controller can't be told what copies were worth: %s", exc)
 
     async def _say(self) -> None:
         said: frozenset[ReplicaId] = frozenset()

@@ -37,7 +37,7 @@ from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN, Identity, blocks_of
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import LineFacts
 from vfs.extents.placement import Copy, Ranked, Serving
-from vfs.extents.requests import Requests
+from vfs.extents.requests import Requests, Served
 from vfs.model import ObjectKey, SiteName, object_key
 from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
@@ -163,6 +163,14 @@ class Fetcher:
                 del fetched.copies[gone]
                 if gone in fetched.sources:
                     fetched.sources.remove(gone)
+
+    def on_served(self, tell: Callable[[Served], None]) -> None:
+        """Have somebody told of each range of objects that copies were made of."""
+        self._requests.on_served = tell
+
+    def expected_s(self, site: SiteName, length: int) -> float | None:
+        """Return how long a site would take now for so many bytes; None: nothing was measured of it."""
+        return self._requests.expected_s(site, length)
 
     def copies_held(self) -> set[Identity]:
         """Return the copies that objects which are held may be read from."""

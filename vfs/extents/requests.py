@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from vfs.clock import Clock
 from vfs.errors import Throttled, Unavailable, WrongAnswer
@@ -59,8 +59,27 @@ class _Race:
                     entrant.cancel()
 
 
+class Served(NamedTuple):
+    """A range of an object that copies were made of ahead, and how long the answer took.
+
+    Attributes:
+        copy: that served it, or could have.
+        fell_back: the origin or another replica served it all the same.
+    """
+
+    copy: Identity
+    origin: Identity
+    offset: int
+    length: int
+    seconds: float
+    fell_back: bool = False
+
+
 class Requests:
     """Sends requests to sites, each site's within the window that its line bears.
+
+    Attributes:
+        on_served: called with each range of objects that copies were made of.
 
     Invariant: a site's `Budget` in `_turns` has the window of its `Link` as its total.
     """
@@ -81,6 +100,7 @@ class Requests:
         self._clock = clock
         self._limits = limits
         self._counters = counters
+        self.on_served: Callable[[Served], None] = lambda served: None
         self._links: dict[SiteName, Link] = {}
         self._turns: dict[SiteName, Budget] = {}
         self._bounds = Bounds(
@@ -110,6 +130,10 @@ class Requests:
         return [
             LineFacts(site, link.seen(), self.knobs(site), self._turns[site].waiting) for site, link in self._links.items()
         ]
+
+    def expected_s(self, site: SiteName, length: int) -> float | None:
+        """Return how long a site would take now for so many bytes; None: nothing was measured of it."""
+        return self._link(site).expected_s(length)
 
     def hint(self, site: SiteName, after_s: float) -> None:
         """Take in how long a site took to answer a question that brought no bytes."""
@@ -277,12 +301,24 @@ class Requests:
 
             sink = Sink(job.done, left, batch=self._limits.batch_bytes, submit=submit, written=written, awaited=job.awaited)
             job.hurry = sink.hurry
+            start, sent_s = job.done * BLOCK, self._clock.monotonic_s()
             try:
                 await self._receive(source, job, at, left, sink, race)
+                if fetched.copies:
+                    self._tell_served(fetched, source, start, left, self._clock.monotonic_s() - sent_s)
             finally:
                 job.enter(Cause.STORE, self._clock.monotonic_s())
                 turn.give_back(turn.amount)  # the line is free while the last bytes go to the disk
                 await sink.settle()
+
+    def _tell_served(self, fetched: FetchedObject, source: Identity, start: int, length: int, seconds: float) -> None:
+        """Tell of a range of an object that has copies: whether one of them served it."""
+        if source in fetched.copies:
+            self.on_served(Served(source, fetched.identity, start, length, seconds))
+        else:
+            held = [copy for copy in fetched.copies if fetched.place(copy, start, length) is not None]
+            for copy in held[:1]:
+                self.on_served(Served(copy, fetched.identity, start, length, seconds, fell_back=True))
 
     async def _receive(self, source: Identity, job: Job, at: int, length: int, sink: Sink, race: _Race | None) -> None:
         """Send the request and feed its body to the sink; the line's link hears of everything that happens.
