@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vfs.checkpoints.commit import MARKER_NAMES
-from vfs.model import LakePath, SitePath, split
+from vfs.model import LakePath, SitePath
 from vfs.namespace.staged import NAMELESS, NOWHERE, Staged, StagedKind, StagedNodes, Upload, UploadState
 
 
@@ -118,6 +118,6 @@ def files_below(nodes: StagedNodes, node: Staged | None, path: LakePath) -> Iter
                 rest.append((below, child))
 
 
-def order(node: Staged, path: LakePath) -> tuple[int, int, str]:
+def order(node: Staged) -> tuple[int, int, str]:
     """Return the key by which uploads are begun: removals and directories, then files as they were completed."""
-    return int(node.kind is StagedKind.FILE), node.written_ns, split(path)[1]
+    return int(node.kind is StagedKind.FILE), node.written_ns, node.name

@@ -267,18 +267,19 @@ class Uploads:
         """Take in what has changed and begin what can be begun."""
         self._take_in()
         nodes, now_s = self._journal.nodes, self._clock.monotonic_s()
-        present: list[tuple[Staged, LakePath]] = []
+        ready: list[Staged] = []
         for node_id in [each for each in self._dirty if self._is_ready(each, now_s)]:
             node = nodes.get(node_id)
             if node is None:
                 self._forget(node_id)
             else:
-                present.append((node, nodes.path(node) or LakePath("")))
-        present.sort(key=lambda pair: (pair[0].id not in self._waiters, *order(*pair)))
-        for node, path in present:
+                ready.append(node)
+        if len(self._running) < self._limits.files:  # else thousands would be sorted at each step of one of them
+            ready.sort(key=lambda node: (node.id not in self._waiters, *order(node)))
+        for node in ready:
             if len(self._running) >= self._limits.files:
                 break
-            self._begin(node, path)
+            self._begin(node, nodes.path(node) or LakePath(""))
 
     def _is_ready(self, node_id: int, now_s: float) -> bool:
         rest = self._rests.get(node_id)
