@@ -76,7 +76,7 @@ class Bench:
 def run(scale: float, say: Callable[[str], None]) -> Outcome:
     """Measure both."""
     outcome = Outcome()
-    count = 6 if scale >= 1 else 2
+    count = 16 if scale >= 1 else 2
     with tempfile.TemporaryDirectory(prefix="foremount-bench-") as made:
         base = Path(made)
         (base / "eval").mkdir()
@@ -94,7 +94,7 @@ async def _measure(base: Path, url: str, count: int, scale: float, say: Callable
         large = [file for file in bench.files if file.size == FILE_BYTES]
         await bench.copy(large[:1], PERIODIC)  # the line is known from now on
         empty, full = [], []
-        for _ in range(3 if scale >= 1 else 1):
+        for _ in range(2 if scale >= 1 else 1):
             empty.append(await bench.copy(large, URGENT))
             async with _filled(bench, large):
                 full.append(await bench.copy(large, URGENT))

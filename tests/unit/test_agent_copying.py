@@ -130,7 +130,7 @@ async def test_every_file_is_brought_verified_and_reported(tmp_path: Path) -> No
 async def test_large_files_come_in_large_requests(tmp_path: Path) -> None:
     two = TwoSites(tmp_path)
     await two.copy(files=two.files[:1])
-    assert two.origin.calls["read"] == 4  # 24 MiB and some, 8 MiB at a time
+    assert two.origin.calls["read"] == 7  # 24 MiB and some, 4 MiB at a time
 
 
 async def test_a_file_that_is_not_what_the_manifest_states_never_gets_its_name(tmp_path: Path) -> None:

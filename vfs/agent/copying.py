@@ -96,7 +96,7 @@ class Copier:
         self._places = places
         self._clock = clock
         self._limits = limits or SendLimits()
-        self._parts = asyncio.Semaphore(self._limits.parts)
+        self._parts = {urgent: asyncio.Semaphore(self._limits.parts) for urgent in (True, False)}
         self.going_on: dict[str, Transfer] = {}
 
     async def copy(
@@ -206,7 +206,8 @@ class _One:
         self._done = done
         priority, share = kind(replica.priority), weight(replica.priority)
         self._read = functools.partial(copier._read, priority=priority, flow=replica.id, weight=share)
-        self._sender = Sender(writer, copier._limits, copier._clock, copier._parts, before=streamed.nobody)
+        parts = copier._parts[priority is Priority.URGENT]  # of its own: others hold theirs for as long as the link is full
+        self._sender = Sender(writer, copier._limits, copier._clock, parts, before=streamed.nobody)
 
     async def bring(self, file: ManifestFile) -> None:
         """Copy one file, verify it where it lies, and report it."""

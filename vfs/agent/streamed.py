@@ -19,9 +19,6 @@ from vfs.extents.layout import BLOCK, Identity, block_count, digest
 from vfs.foresight.transfers import Range, pieces_of_content
 from vfs.sites.protocol import Piece
 
-REQUEST_BYTES = 8 << 20
-"""Of one request: an urgent copy waits for those of others that are under way, 67 ms each at 1 Gbit/s."""
-
 
 class Read(Protocol):
     """Reads a range of one version at a site."""
@@ -77,17 +74,16 @@ class Streamed:
         self.check()
 
     async def pass_on(self, offset: int, length: int) -> AsyncIterator[Piece]:
-        """Yield bytes of the content, asked for in requests of a bounded size, and note the digests of their blocks."""
+        """Yield bytes of the content and note the digests of their blocks."""
         block, pending = offset // BLOCK, bytearray()
         for start, size in pieces_of_content(self._ranges, offset, length):
-            for at in range(start, start + size, REQUEST_BYTES):
-                async for piece in self._read(self._source, at, min(REQUEST_BYTES, start + size - at)):
-                    pending += piece
-                    whole = len(pending) // BLOCK * BLOCK
-                    self._note(block, memoryview(pending)[:whole])
-                    block += whole // BLOCK
-                    pending = pending[whole:]
-                    yield piece
+            async for piece in self._read(self._source, start, size):
+                pending += piece
+                whole = len(pending) // BLOCK * BLOCK
+                self._note(block, memoryview(pending)[:whole])
+                block += whole // BLOCK
+                pending = pending[whole:]
+                yield piece
         self._note(block, memoryview(pending))
 
     def _note(self, first: int, view: memoryview) -> None:

@@ -97,8 +97,8 @@ class Budget:
         bucket: what a claim's cost is paid from, in bytes; None: as much as fits.
 
     Invariant: a ticket waits only if it, or one before it, does not fit, or the bucket is empty. It does not fit where the
-    whole would be too full, or fuller than its kind's share while that kind holds something already. An amount above the
-    share counts as the share, so that it can be granted at all.
+    whole would be too full, or fuller than its kind's share, but for a kind whose turn it is and that holds nothing. What is
+    more than the share counts as the share, so that it can be granted at all.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class Budget:
             while queue and queue[0][2].is_given_up:  # cancelled, and its task has not had its turn since
                 heapq.heappop(queue)
         heads = sorted((queue[0][0], priority) for priority, queue in self._queues.items() if queue)
-        for _, priority in heads:
+        for place, (_, priority) in enumerate(heads):
             ticket, limit = self._queues[priority][0][2], self._limit(priority)
             amount = min(ticket.amount, limit)
-            # what holds nothing gets its turn however full the others keep it, else it would never come
-            room = (limit if self._held[priority] else self.total) - self.used
+            # whose turn it is, and holds nothing, gets it however full the others keep it: else it would never come
+            room = (limit if place or self._held[priority] else self.total) - self.used
             if amount <= room or (not self.used and limit >= self.total):
                 ticket.amount = amount
                 return ticket
