@@ -22,7 +22,7 @@ from vfs.keeper import code, procfs, state
 from vfs.keeper.state import KeeperState
 from vfs.policy.inforce import open_store
 
-_IMPORTS = "import vfs.kernel.__main__, vfs.kernel.jobs.__main__, vfs.agent.__main__"
+_MAINS = ("vfs.kernel.__main__", "vfs.kernel.jobs.__main__", "vfs.agent.__main__")
 _IMPORT_S = 60.0
 """A cold disk needs some 15 s."""
 _POLL_S = 0.05
@@ -76,11 +76,16 @@ def _try_out(held: KeeperState, mine: code.Code) -> None:
         ForemountError: this installation can't serve the mount.
     """
     open_store(configuration.load(held.config), held.config)
-    command = [mine.python, "-P", "-c", _IMPORTS]
+    for main in _MAINS:  # each in a process of its own: they load the same libraries in different ways
+        _import(mine, main)
+
+
+def _import(mine: code.Code, module: str) -> None:
+    command = [mine.python, "-P", "-c", f"import {module}"]
     try:
         ran = subprocess.run(command, env=mine.environ(), capture_output=True, text=True, timeout=_IMPORT_S, check=False)
     except subprocess.TimeoutExpired as exc:
-        raise DeadlineExceeded(mine.python, f"has not imported the package within {_IMPORT_S:.0f} s") from exc
+        raise DeadlineExceeded(mine.python, f"has not imported {module} within {_IMPORT_S:.0f} s") from exc
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["no word"])[-1]
         raise Unavailable(
