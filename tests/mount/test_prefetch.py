@@ -6,7 +6,10 @@ import json
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from tests.lake import Lake, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import WanOrigin
@@ -44,6 +47,7 @@ match = { path = "near/**" }
 set = { prefetch = "whole", read_ahead = "1MiB" }
 """
 SIZE = 8 << 20
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,9 @@ def lake(wan_origin_server: WanOrigin, tmp_path_factory: pytest.TempPathFactory)
     for name in ("off", "whole", "near", "other"):
         (origin / name).mkdir(parents=True)
         (origin / name / "file").write_bytes(os.urandom(SIZE))
+    for index in (1, 2):
+        tensors = {f"layers.{layer}.weight": np.full(MIB, layer, np.uint8) for layer in range(4)}
+        save_file(tensors, origin / f"model-{index:05d}-of-00002.safetensors")
     with mounted(CONFIG.replace("URL", f"{wan_origin_server.url}/prefetch"), base) as lake:
         yield lake
 
@@ -98,3 +105,14 @@ def test_policy_says_how_far_ahead(lake: Lake) -> None:
             file.read(1 << 16)
         wait_until(lambda: present(lake, "near/file") >= 2 << 20, "the second MiB")
         assert present(lake, "near/file") <= (2 << 20) + (256 << 10)
+
+
+def test_the_next_shard_is_there_before_it_is_opened(lake: Lake, wan_origin: WanOrigin) -> None:
+    with safe_open(lake.root / "model-00001-of-00002.safetensors", framework="np") as shard:
+        for layer in range(4):
+            assert (shard.get_tensor(f"layers.{layer}.weight") == layer).all()
+        wait_until(lambda: present(lake, "model-00002-of-00002.safetensors") >= 4 * MIB, "the next shard in the cache")
+    before = wan_origin.stats()["bytes"]
+    with safe_open(lake.root / "model-00002-of-00002.safetensors", framework="np") as shard:
+        assert all((shard.get_tensor(f"layers.{layer}.weight") == layer).all() for layer in range(4))
+    assert wan_origin.stats()["bytes"] == before
