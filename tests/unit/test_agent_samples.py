@@ -272,11 +272,24 @@ async def test_a_new_agent_goes_on_with_what_the_old_one_had_prepared(agent: Age
     assert placed > 0
     async with agent.serving() as worker:
         assert agent.spool.used == placed
+        await worker.until_told(wire.Placed, "run/step_0000001/rank_0000")
         group = agent.spool.group(("run", 1, 0))
         assert group is not None
         node = await worker.look("run/step_0000001/rank_0000/000000.bin")
         assert node is not None
         assert node.file == group.ready[0].file
+
+
+async def test_what_was_prepared_for_a_job_that_is_gone_goes(agent: Agent) -> None:
+    declare(agent.base, arrow(agent.base / "lake"), "ahead = 1\n")
+    declare(agent.base, arrow(agent.base / "lake"), name="other")
+    async with agent.serving() as worker:
+        await worker.look("run/step_0000000/rank_0000/000000.bin")
+        await worker.until_told(wire.Placed, "run/step_0000001/rank_0000")
+    (agent.base / "lake/jobs/run.toml").unlink()
+    async with agent.serving() as worker:
+        while agent.spool.jobs():
+            assert await worker.names("") == ["other"]
 
 
 async def test_a_schedule_that_contradicts_itself_is_an_error_and_is_shown(agent: Agent) -> None:

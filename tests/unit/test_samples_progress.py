@@ -35,22 +35,21 @@ def test_a_step_is_over_when_its_rank_is_behind_steps_further() -> None:
     progress = Progress(ahead=1, behind=1)
     progress.reach(5, 0)
     progress.reach(6, 0)
-    assert progress.over() == []
+    assert not progress.is_over(5, 0)
     progress.reach(7, 0)
-    assert progress.over() == [(5, 0)]
-    assert progress.over() == []
-    progress.reach(10, 0)
-    assert progress.over() == [(6, 0), (7, 0), (8, 0)]
-    assert progress.is_over(8, 0)
-    assert not progress.is_over(9, 0)
+    assert progress.is_over(5, 0)
+    assert progress.is_over(4, 0)
+    assert not progress.is_over(6, 0)
 
 
-def test_a_rank_that_is_slower_keeps_its_steps() -> None:
+def test_a_rank_that_is_slower_keeps_its_steps_and_one_that_never_read_all() -> None:
     progress = Progress(ahead=1, behind=0)
     progress.reach(1, 0)
     progress.reach(1, 1)
     progress.reach(3, 0)
-    assert progress.over() == [(1, 0), (2, 0)]
+    assert progress.is_over(2, 0)
+    assert not progress.is_over(1, 1)
+    assert not progress.is_over(0, 2)
 
 
 def test_what_is_told_brings_the_first_step_before_it_is_read() -> None:

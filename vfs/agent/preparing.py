@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 GROUPS_MAX = 16
 """Under way at a time: eight ranks of a host with two steps each, so that a link is busy while a node makes the next."""
 _RETRY_LEAST_S, _RETRY_MOST_S = 0.2, 10.0
+_LINGER_S = 2.0
+"""How long the files of a group that is over are there yet: the worker opens what it was told of within milliseconds."""
 
 
 class Source(Protocol):
@@ -117,7 +119,7 @@ class Preparing:
 
     def wake(self, run: JobRun) -> None:
         """Let go of what is over and begin what is wanted, as far as there is room."""
-        self._let_go(run, run.progress.over())
+        self._let_go(run)
         source = self._source_of(run)
         if source is not None:
             source.tell(run)
@@ -212,36 +214,47 @@ class Preparing:
             self._tell(wire.Placed(_directory(group), nodes))
 
     async def _place_all(self) -> None:
-        for run in self._jobs.runs:
-            for key, group in list(self._spool.groups(run.name)):
-                if not group.over:
-                    self._tell_placed(run, key, await run.group(key[1], key[2]), list(group.ready.values()))
+        """Tell of all that is here, also of jobs that an agent before this one has prepared; what no job is left of goes."""
+        for name in self._spool.jobs():
+            try:
+                run = await self._jobs.find(name)
+                if run is None:
+                    await asyncio.get_running_loop().run_in_executor(self._writer, self._spool.drop_job, name)
+                    continue
+                for key, group in list(self._spool.groups(name)):
+                    if not group.over:
+                        samples = await run.group(key[1], key[2])
+                        self._tell_placed(run, key, samples, list(group.ready.values()))
+            except ForemountError as exc:
+                log.warning("job %s: what was prepared for it is not told: %s", name, exc)
 
-    def _let_go(self, run: JobRun, over: Sequence[tuple[int, int]]) -> None:
-        """End the work on groups that were read, and drop them."""
-        gone = []
-        for step, rank in over:
-            group = run.name, step, rank
-            if (task := self._tasks.get(group)) is not None:
+    def _let_go(self, run: JobRun) -> None:
+        """End the work on groups that are over, and drop them; also those that an agent before this one has left."""
+        for group, task in self._tasks.items():
+            if group[0] == run.name and run.progress.is_over(group[1], group[2]):
                 task.cancel()
-            here = self._spool.group(group)
-            if here is None:
+        gone = []
+        for key, group in list(self._spool.groups(run.name)):
+            if group.over or not run.progress.is_over(key[1], key[2]):
                 continue
-            if group_was_read := bool(run.fact(step, rank).entered_s):
-                run.totals.used_bytes += here.size
+            if was_read := bool(run.fact(key[1], key[2]).entered_s):
+                run.totals.used_bytes += group.size
             else:
-                run.totals.unused_bytes += here.size
-            if run.job.keep and group_was_read:
-                here.over = True
+                run.totals.unused_bytes += group.size
+            if run.job.keep and was_read:
+                group.over = True
                 continue
-            gone.append(group)
+            self._spool.take(key)
+            gone.append(key)
         if gone:
-            self._tell(wire.Dropped([_directory(group) for group in gone]))
-            self._spawn(self._drop(gone))
+            self._tell(wire.Dropped([_directory(key) for key in gone]))
+            self._spawn(self._remove(gone))
 
-    async def _drop(self, groups: Sequence[GroupKey]) -> None:
+    async def _remove(self, groups: Sequence[GroupKey]) -> None:
+        """Remove files, once those who were just told of them have opened them."""
+        await asyncio.sleep(_LINGER_S)
         for group in groups:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._spool.drop, group)
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._spool.remove, group)
 
     def _ended(self, run: JobRun, group: GroupKey, done: asyncio.Task[None]) -> None:
         self._tasks.pop(group, None)

@@ -12,8 +12,7 @@ Group = tuple[int, int]
 class Progress:
     """The ranks of one job.
 
-    Invariants: `ranks` has the step that each rank reads now or next, and it only grows; what was given out by `over` is
-    not given out again.
+    Invariant: `ranks` has the step that each rank reads now or next, and it only grows.
 
     Attributes:
         told: the step that the job said it is about to read, -1: none.
@@ -25,7 +24,6 @@ class Progress:
         self.told = self.reading = -1
         self._ahead = ahead
         self._behind = behind
-        self._over: dict[int, int] = {}
 
     @property
     def step(self) -> int:
@@ -47,7 +45,6 @@ class Progress:
         if step <= self.ranks.get(rank, -1):
             return False
         self.ranks[rank] = step
-        self._over.setdefault(rank, step)
         return True
 
     def tell(self, step: int, ranks: tuple[int, ...] = ()) -> bool:
@@ -61,15 +58,6 @@ class Progress:
     def wanted(self) -> list[Group]:
         """Return the groups that are read now or soon, in the order of their steps."""
         return sorted((step, rank) for rank, at in self.ranks.items() for step in range(max(at, 0), at + self._ahead + 1))
-
-    def over(self) -> list[Group]:
-        """Return the groups that are over since the last call: `behind` steps after they were left."""
-        found = []
-        for rank, at in self.ranks.items():
-            first, end = self._over[rank], at - self._behind
-            found += [(step, rank) for step in range(first, end)]
-            self._over[rank] = max(first, end)
-        return sorted(found)
 
     def is_over(self, step: int, rank: int) -> bool:
         """Return whether a group is so far behind that nothing is prepared for it any more."""

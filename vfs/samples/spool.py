@@ -128,6 +128,10 @@ class Spool:
         """Return what is here of a group."""
         return self._groups.get(group)
 
+    def jobs(self) -> list[str]:
+        """Return the jobs of which something is here."""
+        return sorted({job for job, _, _ in self._groups})
+
     def groups(self, job: str) -> Iterator[tuple[GroupKey, Group]]:
         """Yield the groups of a job by step and rank."""
         yield from sorted((key, group) for key, group in self._groups.items() if key[0] == job)
@@ -189,23 +193,28 @@ class Spool:
         self._make_room()
         return path
 
-    def drop(self, group: GroupKey) -> Group | None:
-        """Remove a group and return it; who has its files open reads on. Blocking."""
+    def take(self, group: GroupKey) -> Group | None:
+        """Forget a group and return it; its files stay until `remove`. Does not block."""
         with self._lock:
             found = self._groups.pop(group, None)
-            if found is None:
-                return None
-            self.used -= found.size
+            if found is not None:
+                self.used -= found.size
+            return found
+
+    def remove(self, group: GroupKey) -> None:
+        """Remove the files of a group that was taken, unless it is here anew; who has them open reads on. Blocking."""
+        if group in self._groups:
+            return
         directory = self._group_path(group)
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(directory))
-        return found
 
     def drop_job(self, job: str) -> None:
         """Remove all groups of a job. Blocking."""
         for key in [key for key in list(self._groups) if key[0] == job]:
-            self.drop(key)
+            self.take(key)
+            self.remove(key)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.join(self.directory, "groups", job))
 
@@ -248,7 +257,8 @@ class Spool:
         while self.used > self.cap:
             over = min((key for key, group in self._groups.items() if group.over), key=lambda key: key[1], default=None)
             if over is not None:
-                self.drop(over)
+                self.take(over)
+                self.remove(over)
                 continue
             with self._lock:
                 oldest, (size, used_s) = next(iter(self._raw.items()), ("", (0, 0.0)))
