@@ -84,6 +84,12 @@ async def test_every_reads_more_than_a_page(store: Store) -> None:
     assert revision >= items[-1].revision
 
 
+async def test_many_read_at_a_time(store: Store) -> None:
+    await store.write([Put("r/a", b"1"), Put("r/b", b"2")])
+    found = await asyncio.gather(*(every(store, "r/") for _ in range(300)))
+    assert {len(items) for items, _ in found} == {2}
+
+
 async def test_write_with_another_revision_than_expected_changes_nothing(store: Store) -> None:
     await store.write([Put("a", b"1")])
     item = await store.get("a")

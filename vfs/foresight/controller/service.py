@@ -53,6 +53,7 @@ class Controller:
 
     Attributes:
         leads: now.
+        ready: it leads and has read all that there is.
         steps: that were carried out, by name; for figures.
         used: bytes of copies, by site and mechanism.
     """
@@ -75,7 +76,7 @@ class Controller:
         self._places = places
         self._origin = origin
         self._lease_s = lease_s
-        self.leads = False
+        self.leads = self.ready = False
         self.steps: dict[str, int] = {}
         self.used: Counter[tuple[SiteName, Mechanism]] = Counter()
 
@@ -90,9 +91,13 @@ class Controller:
             except ForemountError as exc:
                 attempts += 1
                 log.warning("%s does not lead: %s", self.name, exc)
-                await asyncio.sleep(doubled_s(RETRY_S, RETRY_S_MAX, attempts) if attempts else 0)
+                await asyncio.sleep(doubled_s(RETRY_S, RETRY_S_MAX, attempts))
+            except Exception:
+                attempts += 1
+                log.exception("bug: %s gives up the lead and begins anew", self.name)
+                await asyncio.sleep(doubled_s(RETRY_S, RETRY_S_MAX, attempts))
             finally:
-                self.leads = False
+                self.leads = self.ready = False
 
     async def _lead(self, fenced: Fenced, keeping: asyncio.Task[None]) -> None:
         work = asyncio.ensure_future(_Lead(self, fenced).run())
@@ -166,6 +171,7 @@ class _Lead:
             self._replica_changed(keys.decode(item.value, ReplicaRecord))
         await self._end_hints()
         self._events.set()
+        self._controller.ready = True
         took_s = self._clock.monotonic_s() - begun_s
         log.info(
             "%s knows %s hints and %s replicas after %.2f s",

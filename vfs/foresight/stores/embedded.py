@@ -163,6 +163,12 @@ class Embedded:
         return Item(key, kept.value, kept.revision)
 
     async def range(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        page = self._range_now(prefix, after, limit)
+        await asyncio.sleep(0)  # a reader of everything lets others have their turn between pages
+        return page
+
+    def _range_now(self, prefix: str, after: str, limit: int) -> Page:
+        """Never part of a coroutine: LMDB's reader ends with the transaction's object, and there are 126 of them."""
         start, found = prefix.encode(), list[Item]()
         with self._env.begin(db=self._items) as txn, txn.cursor() as cursor:
             here = cursor.set_range(max(start, after.encode() + b"\0" if after else start) or b"\0")
@@ -171,7 +177,6 @@ class Embedded:
                     break
                 kept = _kept.decode(raw)
                 found.append(Item(key.decode(), kept.value, kept.revision))
-        await asyncio.sleep(0)  # a reader of everything lets others have their turn between pages
         return Page(found, self._revision)
 
     async def watch(self, prefix: str, after: int) -> AsyncIterator[list[Change]]:
