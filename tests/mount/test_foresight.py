@@ -188,6 +188,26 @@ def test_mechanism_that_is_switched_off_copies_nothing_and_reads_go_on(world: Wo
     foremount("copies", "--on", "checkpoints", *asked)
 
 
+def test_hint_for_a_crowd_multiplies_the_hot_bytes_alone_until_it_is_taken_back(world: World) -> None:
+    path, name, hot = "ckpt/run7/step_0004000", "__0_0.distcp", 131_072
+    (world.training.root / path).mkdir(parents=True)
+    (world.training.root / path / name).write_bytes(FILES[name])
+    (world.training.root / path / "_SUCCESS").write_bytes(b"")
+    wait_until(lambda: (world.nginx.root / "foresight" / path / "_SUCCESS").exists(), "the commit")
+    asked = ["--controller", world.told._controllers[0], "--tokens", str(world.copies.parent / "tokens")]
+    ranges = f'ranges=[["{path}/{name}", {hot}, {hot}, 64]]'
+    foremount("event", "run7", "hot_files", f"path={path}", "site=eval", ranges, "ttl_s=600", *asked)
+    world.reaches("published")
+    copied = [each.read_bytes() for each in world.copies.rglob("*") if each.is_file()]
+    assert copied == [FILES[name][hot : 2 * hot]]
+    wait_until(lambda: offered(world.evaluation) == 1, "the mount to hear of it")
+    assert (world.evaluation.root / path / name).read_bytes() == FILES[name]
+    (hint,) = world.state()["hints"]
+    foremount("copies", "--cancel", hint["id"], *asked)
+    world.reaches()
+    assert not [each for each in world.copies.rglob("*") if each.is_file()]
+
+
 def offered(lake: Lake) -> int:
     """Return how many copies a mount has been offered."""
     rooms = AdminClient(lake.run_dir.admin_socket, 10.0).get("/v1/rooms")["rooms"]

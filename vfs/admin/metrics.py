@@ -183,7 +183,7 @@ METRICS = [
     Line("foremount_open_objects", "gauge", (), "objects that are open and filled by the agent",
          _one(lambda seen: seen.status.open_objects)),
     Line("foremount_fetches", "counter", (), "requests to sites, retries and hedges included", _fetches("fetches")),
-    Line("foremount_fetched_bytes", "counter", ("asked",), "bytes from sites: foreground, prefetched or background",
+    Line("foremount_fetched_bytes", "counter", ("asked",), "bytes from sites: foreground, prefetched, background or copied",
          _fetches("foreground_bytes", "prefetched_bytes", "background_bytes", "copied_bytes")),
     Line("foremount_fetch_retries", "counter", (), "requests sent again after a transient failure", _fetches("retries")),
     Line("foremount_fetch_failovers", "counter", (), "requests sent to another replica than the one before",
