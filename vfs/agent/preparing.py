@@ -230,8 +230,8 @@ class Preparing:
 
     def _let_go(self, run: JobRun) -> None:
         """End the work on groups that are over, and drop them; also those that an agent before this one has left."""
-        for group, task in self._tasks.items():
-            if group[0] == run.name and run.progress.is_over(group[1], group[2]):
+        for (job, step, rank), task in self._tasks.items():
+            if job == run.name and run.progress.is_over(step, rank):
                 task.cancel()
         gone = []
         for key, group in list(self._spool.groups(run.name)):
