@@ -32,7 +32,7 @@ from vfs.foresight.model import FileCopy, Hint, HintId, Mechanism, Phase, Replic
 from vfs.foresight.placing import Place
 from vfs.foresight.plan import Origin, Step
 from vfs.foresight.priority import priority
-from vfs.foresight.stores.protocol import Change, Compacted, Store, every
+from vfs.foresight.stores.protocol import Change, Compacted, Store, every, pages
 from vfs.model import LakePath, SiteName
 
 log = logging.getLogger(__name__)
@@ -164,11 +164,15 @@ class _Lead:
     async def _read_all(self) -> int:
         begun_s = self._clock.monotonic_s()
         self._controller.used.clear()
-        hints, revision = await every(self._store, keys.HINTS)
-        for item in hints:
-            self._hint_changed(keys.decode(item.value, Hint))
-        for item in (await every(self._store, keys.REPLICAS))[0]:
-            self._replica_changed(keys.decode(item.value, ReplicaRecord))
+        revision = None
+        async for page in pages(self._store, keys.HINTS):  # in pieces, so that the lease is renewed meanwhile
+            revision = page.revision if revision is None else revision
+            for item in page.items:
+                self._hint_changed(keys.decode(item.value, Hint))
+        async for page in pages(self._store, keys.REPLICAS):
+            for item in page.items:
+                self._replica_changed(keys.decode(item.value, ReplicaRecord))
+        assert revision is not None
         await self._end_hints()
         self._events.set()
         self._controller.ready = True

@@ -16,6 +16,7 @@ LeaseId = NewType("LeaseId", int)
 NO_LEASE = LeaseId(0)
 CHANGES_MAX = 100
 """In one `write`; etcd refuses more than 128 as it is set up by default."""
+PAGE_ITEMS = 1000
 LEASE_S_MIN = 2.0
 """etcd counts in whole seconds and rounds what is less up to two."""
 
@@ -109,16 +110,26 @@ class Store(Protocol):
         ...
 
 
+async def pages(store: Store, prefix: str) -> AsyncIterator[Page]:
+    """Yield all keys below a prefix in pieces; what changes meanwhile is seen by a watch from the first one's revision."""
+    after = ""
+    while True:
+        page = await store.range(prefix, after=after, limit=PAGE_ITEMS)
+        yield page
+        if len(page.items) < PAGE_ITEMS:
+            return
+        after = page.items[-1].key
+
+
 async def every(store: Store, prefix: str) -> tuple[list[Item], int]:
     """Return all keys below a prefix and the revision to watch from; what changes meanwhile is seen by that watch."""
     found: list[Item] = []
     revision = None
-    while True:
-        page = await store.range(prefix, after=found[-1].key if found else "", limit=1000)
+    async for page in pages(store, prefix):
         revision = page.revision if revision is None else revision
         found += page.items
-        if len(page.items) < 1000:
-            return found, revision
+    assert revision is not None
+    return found, revision
 
 
 def end_of(prefix: bytes) -> bytes:
