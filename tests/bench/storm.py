@@ -28,8 +28,8 @@ from tests.bench.report import Outcome, Section
 from tests.bench.storm_model import Storm, hinted, paper_storm, simulate
 from tests.bench.svg import curves
 from vfs import config
-from vfs.agent.copying import Copier
-from vfs.agent.published import Place, Published
+from vfs.agent.foresight.copying import Copier
+from vfs.agent.reading.published import Place, Published
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
 from vfs.extents.budget import Budget

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.bench.report import Outcome, Section
 from tests.servers.wan_origin import wan_origin
 from vfs import config
-from vfs.agent.copying import Copier
+from vfs.agent.foresight.copying import Copier
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
 from vfs.extents.budget import Budget

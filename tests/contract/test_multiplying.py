@@ -1,4 +1,7 @@
-"""More copies of a file by the NameNode itself, and as many as before again: `vfs/agent/multiplying.py`, on a real HDFS."""
+"""More copies of a file by the NameNode itself, and as many as before again.
+
+Of `vfs/agent/foresight/multiplying.py`, on a real HDFS.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from tests.conftest import _or_skip
 from tests.servers.hdfs import Hdfs
 from tests.servers.hdfs import hdfs as start_hdfs
-from vfs.agent.multiplying import multiply, reduce
+from vfs.agent.foresight.multiplying import multiply, reduce
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.foresight.model import FileCopy, HintId, JobName, Mechanism, Phase, ReplicaId, ReplicaRecord
 from vfs.model import LakePath, SiteName, SitePath

@@ -1,4 +1,7 @@
-"""A copy at a real site of each kind is proven, read, and noticed to be gone: `vfs/agent/replicas.py` over real servers."""
+"""A copy at a real site of each kind is proven, read, and noticed to be gone.
+
+Of `vfs/agent/reading/replicas.py` over real servers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.servers.hdfs import Hdfs
 from tests.servers.nginx import Nginx
 from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
 from tests.servers.wan_origin import WanOrigin
-from vfs.agent.replicas import Replicas
+from vfs.agent.reading.replicas import Replicas
 from vfs.clock import SystemClock
 from vfs.config import Replica
 from vfs.errors import Stale

@@ -1,4 +1,4 @@
-"""Copies between sites: whole, verified where they lie, and nothing where that is not so. `vfs/agent/copying.py`"""
+"""Copies between sites: whole, verified where they lie, and nothing where that is not so. `vfs/agent/foresight/copying.py`"""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from vfs import config
-from vfs.agent.copying import Copier
-from vfs.agent.sending import SendLimits
+from vfs.agent.foresight.copying import Copier
+from vfs.agent.writing.sending import SendLimits
 from vfs.checkpoints.manifest import ManifestFile, object_digest
 from vfs.clock import SystemClock
 from vfs.errors import Corrupt, Denied, ForemountError, NoSpace, Unavailable, Unsupported

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vfs.agent.metadata import Metadata
+from vfs.agent.reading.metadata import Metadata
 from vfs.clock import FakeClock
 from vfs.config import parse
 from vfs.model import LakePath, SiteName, SitePath

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vfs.agent.metadata import SITE_REST_S, Metadata
+from vfs.agent.reading.metadata import SITE_REST_S, Metadata
 from vfs.clock import FakeClock
 from vfs.errors import Denied, NotADirectory, NotFound, Unavailable
 from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, Version

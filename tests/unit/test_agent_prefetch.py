@@ -1,4 +1,7 @@
-"""What is fetched ahead, by policy, layout and history: `vfs/agent/prefetch.py` and `layouts.py` over a site in memory."""
+"""What is fetched ahead, by policy, layout and history.
+
+Of `vfs/agent/reading/prefetch.py` and `layouts.py` over a site in memory.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_checkpoints_formats import metadata, torch_names
-from vfs.agent.holding import Holding
-from vfs.agent.layouts import CachedLayouts
-from vfs.agent.lessons import Lessons
-from vfs.agent.objects import Objects
-from vfs.agent.prefetch import Prefetcher
-from vfs.agent.replicas import Replicas
+from vfs.agent.reading.holding import Holding
+from vfs.agent.reading.layouts import CachedLayouts
+from vfs.agent.reading.lessons import Lessons
+from vfs.agent.reading.objects import Objects
+from vfs.agent.reading.prefetch import Prefetcher
+from vfs.agent.reading.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.clock import FakeClock
 from vfs.errors import NotFound

@@ -1,4 +1,4 @@
-"""Copies that were published serve what they are copies of, from one moment to the next: `vfs/agent/published.py`."""
+"""Copies that were published serve what they are copies of, from one moment to the next: `vfs/agent/reading/published.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from vfs import config
-from vfs.agent.published import Place, Published
+from vfs.agent.reading.published import Place, Published
 from vfs.clock import SystemClock
 from vfs.errors import Unavailable
 from vfs.extents.budget import Budget

@@ -1,4 +1,4 @@
-"""Finding replicas: `vfs/agent/replicas.py`, over sites in memory."""
+"""Finding replicas: `vfs/agent/reading/replicas.py`, over sites in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from vfs import config
-from vfs.agent.replicas import REST_S, Replicas, tell_etags, tell_times
+from vfs.agent.reading.replicas import REST_S, Replicas, tell_etags, tell_times
 from vfs.clock import FakeClock
 from vfs.config import Replica
 from vfs.errors import Denied, Unavailable

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from tests.schedules import BATCH, COUNT, STEPS, WORLD, DirectoryLake, Schedule, arrow, npy, order_of, webdataset, write
-from vfs.agent.preparing import Preparing, Source
-from vfs.agent.samplejobs import JobRun, SampleJobs, Started
-from vfs.agent.samples import Samples
-from vfs.agent.sampleserver import SampleServer
+from vfs.agent.samples.answers import Samples
+from vfs.agent.samples.jobs import JobRun, SampleJobs, Started
+from vfs.agent.samples.preparing import Preparing, Source
+from vfs.agent.samples.server import SampleServer
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError, InvalidFeed, from_failure
 from vfs.frames import Failed, FrameBuffer, Response

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.staging import Staging
-from vfs.agent.sending import SendLimits
-from vfs.agent.uploadfacts import UploadFacts
-from vfs.agent.uploads import Uploads
+from vfs.agent.writing.sending import SendLimits
+from vfs.agent.writing.uploadfacts import UploadFacts
+from vfs.agent.writing.uploads import Uploads
 from vfs.clock import SystemClock
 from vfs.config import parse
 from vfs.errors import Denied, NoSpace, Stale, Unavailable

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from vfs.agent.checkpoints import CheckpointFacts, by_rank, of_manifest
+from vfs.agent.writing.checkpoints import CheckpointFacts, by_rank, of_manifest
 from vfs.checkpoints.manifest import Manifest, ManifestFile, Phases
 from vfs.cli import heatmap
 from vfs.cli.checkpoints import _table, sweep_incomplete

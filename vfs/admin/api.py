@@ -41,8 +41,8 @@ from vfs.admin.records import (
 from vfs.admin.routes import ROUTES, Route
 from vfs.admin.stats import Facts
 from vfs.admin.status import Status
-from vfs.agent.local import LocalCopies
-from vfs.agent.samplerooms import SampleRooms
+from vfs.agent.reading.local import LocalCopies
+from vfs.agent.samples.rooms import SampleRooms
 from vfs.agent.traces import Traces
 from vfs.config import Config
 from vfs.errors import (

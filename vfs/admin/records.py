@@ -417,7 +417,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class CheckpointsFound(msgspec.Struct, frozen=True):
-    """Checkpoints by path; each as in `vfs/agent/checkpoints.py`."""
+    """Checkpoints by path; each as in `vfs/agent/writing/checkpoints.py`."""
 
     checkpoints: list[dict[str, Any]]
 

@@ -27,7 +27,7 @@ from vfs.admin.stats import Facts
 from vfs.admin.status import Status
 from vfs.agent.accounts import Accounts
 from vfs.agent.ledger import Moment
-from vfs.agent.local import LocalCopies
+from vfs.agent.reading.local import LocalCopies
 from vfs.agent.traces import Traces
 from vfs.clock import Clock
 from vfs.config import Admin as AdminConfig

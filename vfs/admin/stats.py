@@ -33,11 +33,11 @@ from vfs.admin.records import (
 from vfs.admin.status import Status
 from vfs.admin.transfers import transfers_of
 from vfs.agent.accounts import Accounts
-from vfs.agent.checkpoints import Checkpoints
 from vfs.agent.ledger import JobKey, Recent
-from vfs.agent.local import LocalCopies
+from vfs.agent.reading.local import LocalCopies
 from vfs.agent.rules import PathRules
-from vfs.agent.samplerooms import SampleRooms
+from vfs.agent.samples.rooms import SampleRooms
+from vfs.agent.writing.checkpoints import Checkpoints
 from vfs.clock import Clock
 from vfs.extents.fetch import Fetcher
 from vfs.extents.store import Store

@@ -15,13 +15,13 @@ import msgspec
 from vfs import __version__
 from vfs.admin.health import health
 from vfs.admin.policies import Policies, decision_facts
-from vfs.agent.metadata import Metadata
-from vfs.agent.objects import Objects
-from vfs.agent.prefetch import Prefetcher
-from vfs.agent.replicas import Replicas
+from vfs.agent.reading.metadata import Metadata
+from vfs.agent.reading.objects import Objects
+from vfs.agent.reading.prefetch import Prefetcher
+from vfs.agent.reading.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
-from vfs.agent.uploadfacts import UploadFacts
+from vfs.agent.writing.uploadfacts import UploadFacts
 from vfs.errors import ForemountError, NotFound, Unavailable
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import PASSTHROUGH_BYTES_MIN

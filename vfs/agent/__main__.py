@@ -25,27 +25,27 @@ from vfs.admin.spans import Spans
 from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.accounts import Accounts
-from vfs.agent.adoption import Adoption
-from vfs.agent.beside import FilesBeside
-from vfs.agent.checkpoints import Checkpoints
-from vfs.agent.foresight import mounted
-from vfs.agent.holding import Holding
-from vfs.agent.lake import AgentLake
-from vfs.agent.layouts import CachedLayouts
-from vfs.agent.lessons import Lessons
-from vfs.agent.local import LocalCopies
-from vfs.agent.metadata import Metadata
-from vfs.agent.objects import Objects
-from vfs.agent.prefetch import Prefetcher
-from vfs.agent.published import Place, Published
-from vfs.agent.replicas import Replicas, tell_etags, tell_times
+from vfs.agent.foresight.rooms import mounted
+from vfs.agent.reading.beside import FilesBeside
+from vfs.agent.reading.holding import Holding
+from vfs.agent.reading.lake import AgentLake
+from vfs.agent.reading.layouts import CachedLayouts
+from vfs.agent.reading.lessons import Lessons
+from vfs.agent.reading.local import LocalCopies
+from vfs.agent.reading.metadata import Metadata
+from vfs.agent.reading.objects import Objects
+from vfs.agent.reading.prefetch import Prefetcher
+from vfs.agent.reading.published import Place, Published
+from vfs.agent.reading.replicas import Replicas, tell_etags, tell_times
 from vfs.agent.rules import PathRules
-from vfs.agent.samplerooms import SampleRooms
-from vfs.agent.sending import SendLimits
+from vfs.agent.samples.rooms import SampleRooms
 from vfs.agent.server import WorkerServer
 from vfs.agent.traces import Traces
-from vfs.agent.uploadfacts import UploadFacts
-from vfs.agent.uploads import Uploads
+from vfs.agent.writing.adoption import Adoption
+from vfs.agent.writing.checkpoints import Checkpoints
+from vfs.agent.writing.sending import SendLimits
+from vfs.agent.writing.uploadfacts import UploadFacts
+from vfs.agent.writing.uploads import Uploads
 from vfs.clock import Clock, SystemClock
 from vfs.errors import ForemountError
 from vfs.extents.budget import Budget

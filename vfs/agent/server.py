@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from vfs import wire
-from vfs.agent.adoption import Adoption
 from vfs.agent.line import WorkerLine
-from vfs.agent.metadata import Metadata
-from vfs.agent.objects import Objects
-from vfs.agent.uploads import Uploads
+from vfs.agent.reading.metadata import Metadata
+from vfs.agent.reading.objects import Objects
+from vfs.agent.writing.adoption import Adoption
+from vfs.agent.writing.uploads import Uploads
 from vfs.errors import Unsupported
 from vfs.extents.store import Store
 from vfs.model import ObjectKey

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from vfs.agent.lessons import Lessons
-from vfs.agent.prefetch import Prefetcher
+from vfs.agent.reading.lessons import Lessons
+from vfs.agent.reading.prefetch import Prefetcher
 from vfs.agent.rules import PathRules
 from vfs.checkpoints.layout import Layout, NoLayout
 from vfs.errors import ForemountError

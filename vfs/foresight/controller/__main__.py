@@ -15,7 +15,7 @@ import socket
 import sys
 
 from vfs import config
-from vfs.agent.foresight import controlling
+from vfs.agent.foresight.rooms import controlling
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError, InvalidConfig
 from vfs.extents.budget import Budget

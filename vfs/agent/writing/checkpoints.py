@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from vfs.agent.uploads import Uploads
+from vfs.agent.writing.uploads import Uploads
 from vfs.checkpoints.commit import rule_for, step_of
 from vfs.checkpoints.manifest import Manifest, ManifestFile, rank_of
 from vfs.clock import Clock

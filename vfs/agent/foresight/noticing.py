@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import xxhash
 
-from vfs.agent.checkpoints import checkpoint_directory
+from vfs.agent.writing.checkpoints import checkpoint_directory
 from vfs.backoff import doubled_s
 from vfs.checkpoints.commit import step_of
 from vfs.checkpoints.manifest import Manifest, ManifestFile

@@ -23,10 +23,10 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from vfs.agent.commits import Commits, site_path_of
-from vfs.agent.publishing import Carried, Publisher, resume_of
-from vfs.agent.sending import SendLimits
-from vfs.agent.uploadplan import Move, Send, Step, all_below, next_step, old_markers, order
+from vfs.agent.writing.commits import Commits, site_path_of
+from vfs.agent.writing.publishing import Carried, Publisher, resume_of
+from vfs.agent.writing.sending import SendLimits
+from vfs.agent.writing.uploadplan import Move, Send, Step, all_below, next_step, old_markers, order
 from vfs.backoff import doubled_s
 from vfs.checkpoints.manifest import Manifest, ManifestFile
 from vfs.clock import Clock

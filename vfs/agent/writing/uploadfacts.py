@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from vfs.agent.uploads import Uploads
+from vfs.agent.writing.uploads import Uploads
 from vfs.clock import Clock
 from vfs.errors import from_failure
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from vfs.agent.holding import Holding
+from vfs.agent.reading.holding import Holding
 from vfs.checkpoints import dcp, tar
 from vfs.checkpoints.layout import Layout, Needs, NoLayout
 from vfs.checkpoints.recognise import described_by, index_of, recognise

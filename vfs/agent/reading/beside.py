@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vfs.agent.holding import Holding
-from vfs.agent.metadata import Metadata
+from vfs.agent.reading.holding import Holding
+from vfs.agent.reading.metadata import Metadata
 from vfs.extents.layout import Identity
 from vfs.model import Entry, LakePath, ObjectKey, Version
 

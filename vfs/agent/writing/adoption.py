@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from vfs.agent.uploads import Uploads
+from vfs.agent.writing.uploads import Uploads
 from vfs.errors import ForemountError, NotFound
 from vfs.extents.layout import PASSTHROUGH_BYTES_MIN, Identity
 from vfs.extents.store import Store

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from vfs.agent.samplejobs import JobRun, SampleJobs
+from vfs.agent.samples.jobs import JobRun, SampleJobs
 from vfs.clock import Clock
 from vfs.errors import Corrupt, ForemountError, InvalidFeed, NotFound, Stale
 from vfs.model import Kind, LakePath, Version

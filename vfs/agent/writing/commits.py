@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vfs.agent.uploadplan import files_below, node_at
+from vfs.agent.writing.uploadplan import files_below, node_at
 from vfs.checkpoints.commit import BODY_BYTES_MAX, Blocker, Cover, Here, Rule, blockers, covers, rule_for, unknown_names
 from vfs.checkpoints.manifest import Manifest, ManifestFile, Phases, save_id_of
 from vfs.errors import NotFound

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from vfs.agent.holding import Holding
-from vfs.agent.metadata import Metadata
+from vfs.agent.reading.holding import Holding
+from vfs.agent.reading.metadata import Metadata
 from vfs.errors import NotADirectory, NotFound, Stale, Unavailable
 from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher

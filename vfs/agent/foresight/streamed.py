@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vfs.agent.sending import Alive
+from vfs.agent.writing.sending import Alive
 from vfs.checkpoints.manifest import object_digest
 from vfs.errors import Corrupt
 from vfs.extents.layout import BLOCK, Identity, block_count, digest

@@ -20,9 +20,9 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from vfs.agent.commits import Commits, Look
-from vfs.agent.sending import Pace, Sender, SendLimits, StagedFile
-from vfs.agent.uploadplan import MakeDirectory, Move, Remove, Send, Step
+from vfs.agent.writing.commits import Commits, Look
+from vfs.agent.writing.sending import Pace, Sender, SendLimits, StagedFile
+from vfs.agent.writing.uploadplan import MakeDirectory, Move, Remove, Send, Step
 from vfs.checkpoints import commit
 from vfs.clock import Clock
 from vfs.errors import NotFound, Unavailable, Unsupported, to_failure

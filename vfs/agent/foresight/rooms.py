@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any
 
 from vfs import config
-from vfs.agent.benefit import TELL_S, Benefit
-from vfs.agent.copying import Copier
-from vfs.agent.noticing import Noticed
-from vfs.agent.published import Published
-from vfs.agent.uploads import Uploads
+from vfs.agent.foresight.benefit import TELL_S, Benefit
+from vfs.agent.foresight.copying import Copier
+from vfs.agent.foresight.noticing import Noticed
+from vfs.agent.reading.published import Published
+from vfs.agent.writing.uploads import Uploads
 from vfs.backoff import doubled_s
 from vfs.checkpoints.manifest import Manifest
 from vfs.clock import Clock

@@ -8,8 +8,8 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from vfs.agent.samplejobs import JobRun
-from vfs.agent.samples import Samples
+from vfs.agent.samples.answers import Samples
+from vfs.agent.samples.jobs import JobRun
 from vfs.errors import ForemountError, NotFound, Unavailable
 from vfs.samples import jobs
 from vfs.samples.engines.protocol import Engine

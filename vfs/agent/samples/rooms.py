@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from vfs import config
-from vfs.agent.preparing import Preparing, Source
-from vfs.agent.samplejobs import GroupFacts, JobRun, SampleJobs, Started
-from vfs.agent.samples import Samples
-from vfs.agent.sampleserver import SampleServer
-from vfs.agent.sources import EngineSource, NodeSource
+from vfs.agent.samples.answers import Samples
+from vfs.agent.samples.jobs import GroupFacts, JobRun, SampleJobs, Started
+from vfs.agent.samples.preparing import Preparing, Source
+from vfs.agent.samples.server import SampleServer
+from vfs.agent.samples.sources import EngineSource, NodeSource
 from vfs.clock import Clock
 from vfs.errors import NotFound
 from vfs.model import LakePath, split

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from vfs.agent.line import WorkerLine
-from vfs.agent.samples import Samples
+from vfs.agent.samples.answers import Samples
 from vfs.errors import Unsupported
 from vfs.samples import wire
 

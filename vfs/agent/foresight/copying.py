@@ -20,10 +20,10 @@ from typing import Protocol
 
 import xxhash
 
-from vfs.agent import streamed
-from vfs.agent.multiplying import multiply, reduce
-from vfs.agent.sending import Sender, SendLimits
-from vfs.agent.streamed import Streamed
+from vfs.agent.foresight import streamed
+from vfs.agent.foresight.multiplying import multiply, reduce
+from vfs.agent.foresight.streamed import Streamed
+from vfs.agent.writing.sending import Sender, SendLimits
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import Clock
 from vfs.errors import Corrupt, Denied, ForemountError, NotADirectory, NotFound, Unavailable, Unsupported

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vfs import wire
-from vfs.agent.holding import Holding
-from vfs.agent.prefetch import Prefetcher
+from vfs.agent.reading.holding import Holding
+from vfs.agent.reading.prefetch import Prefetcher
 from vfs.errors import NotFound
 from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher

@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from vfs.agent.metadata import Metadata
-from vfs.agent.objects import Objects
+from vfs.agent.reading.metadata import Metadata
+from vfs.agent.reading.objects import Objects
 from vfs.errors import ForemountError, NotFound, Stale, Unsupported, to_failure
 from vfs.extents.store import Store, Stored
 from vfs.model import Entry, Kind, LakePath, join

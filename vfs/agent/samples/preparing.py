@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from vfs.agent.samplejobs import JobRun, SampleJobs
-from vfs.agent.samples import Samples, ready_node, slot_path
+from vfs.agent.samples.answers import Samples, ready_node, slot_path
+from vfs.agent.samples.jobs import JobRun, SampleJobs
 from vfs.backoff import doubled_s
 from vfs.clock import Clock
 from vfs.errors import ForemountError, InvalidFeed, Unavailable

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vfs.agent.published import Published
-from vfs.agent.replicas import Replicas
+from vfs.agent.reading.published import Published
+from vfs.agent.reading.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.errors import NotFound
 from vfs.extents.fetch import Fetcher

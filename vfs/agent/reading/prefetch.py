@@ -21,9 +21,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from vfs.agent.layouts import promises_layout
-from vfs.agent.lessons import Lessons
-from vfs.agent.reading import Range, Reading
+from vfs.agent.reading.ahead import Range, Reading
+from vfs.agent.reading.layouts import promises_layout
+from vfs.agent.reading.lessons import Lessons
 from vfs.agent.rules import Mode
 from vfs.checkpoints.layout import Layout, NoLayout, is_alike
 from vfs.checkpoints.learned import Learned

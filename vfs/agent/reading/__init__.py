@@ -1,0 +1,1 @@
+"""What is read: names, objects, replicas, and what is fetched ahead."""

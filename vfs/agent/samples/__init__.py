@@ -1,0 +1,1 @@
+"""What is below `.jobs`, for the worker that shows it."""
