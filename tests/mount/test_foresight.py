@@ -185,7 +185,9 @@ def test_mechanism_that_is_switched_off_copies_nothing_and_reads_go_on(world: Wo
     wait_until(lambda: world.phases() == ["expiring"] or world.phases() == [], "no copy")
     said = foremount("copies", *asked).stdout
     assert "switched off: checkpoints" in said
+    world.told.evaluation_cancelled("mmlu", 3000, "eval")
     foremount("copies", "--on", "checkpoints", *asked)
+    world.reaches()
 
 
 def test_hint_for_a_crowd_multiplies_the_hot_bytes_alone_until_it_is_taken_back(world: World) -> None:

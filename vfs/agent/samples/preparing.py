@@ -160,6 +160,21 @@ class Preparing:
             return
         fact = run.fact(step, rank)
         fact.samples, fact.asked_s = len(samples), self._clock.monotonic_s()
+        try:
+            await self._prepare_samples(run, group, samples, source, with_operator=with_operator)
+        except asyncio.CancelledError:
+            # What was being written when the group went is entered all the same, in the writer's turn: it goes after it.
+            await asyncio.get_running_loop().run_in_executor(self._writer, lambda: None)
+            if run.progress.is_over(step, rank) and not run.job.keep and self._spool.take(group) is not None:
+                self._spawn(self._remove([group]))
+            raise
+        self._spool.complete(group)
+        fact.prepared_s = self._clock.monotonic_s()
+        run.totals.prepared_groups += 1
+
+    async def _prepare_samples(
+        self, run: JobRun, group: GroupKey, samples: Sequence[Sample], source: Source, *, with_operator: bool
+    ) -> None:
         for attempt in itertools.count(1):
             try:
                 async for arrived in self._arriving(source, run, group, samples):
@@ -168,12 +183,9 @@ class Preparing:
             except Unavailable as exc:
                 if with_operator:
                     run.trouble = Reason.NODE_LOST
-                log.info("job %s step %s rank %s: %s", run.name, step, rank, exc)
+                log.info("job %s step %s rank %s: %s", *group, exc)
             await asyncio.sleep(doubled_s(_RETRY_LEAST_S, _RETRY_MOST_S, attempt))
         run.trouble = Reason.LATE
-        self._spool.complete(group)
-        fact.prepared_s = self._clock.monotonic_s()
-        run.totals.prepared_groups += 1
 
     async def _arriving(
         self, source: Source, run: JobRun, group: GroupKey, samples: Sequence[Sample]
