@@ -297,6 +297,17 @@ async def test_an_abandoned_upload_leaves_nothing(target: Target) -> None:
     assert not await is_there(target, upload.hidden)
 
 
+async def test_an_upload_that_is_abandoned_when_all_has_arrived_leaves_nothing(target: Target) -> None:
+    content = pattern(target.size)
+    await put(target, SitePath("run7/step_13/other"), b"other", "b0")
+    last = SitePath("run7/step_13/last")
+    upload = await target.writer.begin(last, target.size, "b1")
+    for index in range(upload.count):
+        await target.writer.send(upload, index, part_of(upload, index, content))
+    await target.writer.abandon(upload)
+    assert [entry.name for entry in await listed(target, "run7/step_13")] == ["other"]
+
+
 async def test_an_object_takes_the_place_of_the_one_before(target: Target) -> None:
     await put(target, FINAL, pattern(target.size), "a1")
     await put(target, FINAL, b"short", "a2")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.lake import Lake, foremount, wait_until, why_no_mount
+from tests.servers.nginx import Nginx
 from tests.servers.wan_origin import WanOrigin
 from tests.trouble.writers import SAVER, Changing, acknowledged, check, lake
 
@@ -39,6 +40,12 @@ def kill(lake: Lake, process: str) -> None:
     pid = lake.pid(process)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: lake.pid(process) != pid, f"another {process}")
+
+
+def test_names_that_change_while_they_are_uploaded_do_not_come_back(scratch: Path, nginx: Nginx) -> None:
+    with lake(scratch, nginx) as mount, Changing(mount.root / "staged", 2, pause_s=0.02) as clients:
+        clients.wait_turns(TURNS)
+        assert clients.trouble == []
 
 
 @pytest.mark.slow

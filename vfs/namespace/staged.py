@@ -47,7 +47,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from vfs.errors import Failure
-from vfs.model import LakePath, SitePath, Version, join
+from vfs.model import LakePath, SiteName, SitePath, Version, join
 
 NOWHERE = 0
 """Parent of the mount points' own nodes, whose name is the whole prefix."""
@@ -174,6 +174,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
         digest: of the content (`vfs/checkpoints/manifest.py`), with DONE.
         seen_ns: when the agent first saw the node.
         hash_s: spent on reading and digesting.
+        site: which origin `at` is of.
     """
 
     seq: int
@@ -187,6 +188,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     digest: str = ""
     seen_ns: int = 0
     hash_s: float = 0.0
+    site: SiteName = SiteName("")
 
 
 class StagedNodes:

@@ -7,6 +7,7 @@ do). No digest is told that could be compared.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Literal
 
@@ -23,6 +24,8 @@ class HttpWriter:
     def __init__(self, site: HttpSite, way: Literal["put", "webdav"]) -> None:
         self._site = site
         self._moves = way == "webdav"
+        self._put: dict[tuple[SitePath, str], str] = {}
+        """Receipts of uploads that have their name already, though they are not finished."""
 
     def __repr__(self) -> str:
         return f"HttpWriter({self._site!r})"
@@ -50,6 +53,8 @@ class HttpWriter:
         version = (await self._site.stat(target)).version
         if version.size != body.length:
             raise Corrupt(f"{self._site.name}:{target}", f"has {version.size} bytes, {body.length} were sent")
+        if not self._moves:
+            self._put[upload.path, upload.token] = _receipt(version)
         return _receipt(version)
 
     async def finish(self, upload: Upload, receipts: Mapping[int, str]) -> Version:
@@ -61,11 +66,17 @@ class HttpWriter:
         version = (await self._site.stat(upload.path)).version
         if _receipt(version) != receipts[0]:
             raise Corrupt(f"{self._site.name}:{upload.path}", "another object has taken its place")
+        self._put.pop((upload.path, upload.token), None)
         return version
 
     async def abandon(self, upload: Upload) -> None:
         if self._moves:
             await self.remove(upload.hidden)
+            return
+        receipt = self._put.pop((upload.path, upload.token), "")
+        with contextlib.suppress(NotFound):
+            if receipt and _receipt((await self._site.stat(upload.path)).version) == receipt:
+                await self.remove(upload.path)
 
     async def make_directory(self, path: SitePath) -> None:
         if not self._moves or not path:

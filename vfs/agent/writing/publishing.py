@@ -54,8 +54,8 @@ class Wanted(Protocol):
         """
         ...
 
-    def is_wanted(self, point: MountPoint, path: SitePath) -> bool:
-        """Return whether some node is to have this path at the origin, or a step is under way there."""
+    def is_wanted(self, site: SiteName, path: SitePath) -> bool:
+        """Return whether some node is to have this path at an origin, or a step is under way there."""
         ...
 
     def seen_ns(self, node: Staged) -> int:
@@ -131,6 +131,9 @@ class Publisher:
             case Send() | Move():
                 return await self._publish(node, path, point, step)
             case MakeDirectory(to, old):
+                # Noted first: who renames or removes it from now on knows that the origin may show it.
+                self._catalog.put_upload(node.id, Upload(node.seq, UploadState.UPLOADING, resume=old.encode()))
+                self._wanted.check(node, path)
                 await sender.patiently(lambda _: writer.make_directory(to))
                 if old:
                     await sender.patiently(lambda _: writer.remove(old, directory=True))
@@ -182,7 +185,7 @@ class Publisher:
             if not node.content:
                 raise
             sent = await self._send(node, path, point, step.to)
-            if not self._wanted.is_wanted(point, step.source):
+            if not self._wanted.is_wanted(point.site, step.source):
                 await writer.remove(step.source)
             return sent
         version = (await site.stat(step.to)).version
@@ -226,6 +229,7 @@ class Publisher:
             record,
             state=UploadState.DONE,
             at=At(to, sent.version),
+            site=point.site,
             sent=node.size,
             done_ns=self._clock.wall_ns(),
             resume=b"",

@@ -232,7 +232,8 @@ class Sender:
             resumed: what an earlier process had begun for the same token.
             begun: told once there is something to resume.
             arrived: told the bytes of each part that has arrived.
-            check: called before the file gets its name; what it raises is raised, and what was sent is abandoned.
+            check: called before the first byte goes and before the file gets its name; what it raises is raised, and what was
+                sent is abandoned.
 
         Raises:
             Stale: the file was changed meanwhile; what was sent is abandoned.
@@ -242,6 +243,7 @@ class Sender:
         upload, known = await self._open(file, path, token, resumed)
         begun(upload)
         try:
+            check()  # who renames or removes the file from here on knows from `begun` that the origin may show it
             receipts = await self._send_parts(file, upload, known, arrived)
             file.check()
             check()

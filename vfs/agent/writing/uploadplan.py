@@ -61,10 +61,9 @@ def next_step(node: Staged, to: SitePath | None, record: Upload | None) -> Step 
         case StagedKind.FILE:
             return _step_of_file(node, to, record if done else None)
         case StagedKind.DIRECTORY if not node.through:
-            old = (
-                SitePath(record.resume.decode()) if record is not None and record.state is UploadState.DONE else SitePath("")
-            )
-            return None if old == to else MakeDirectory(to, old)
+            old = SitePath(record.resume.decode()) if record is not None else SitePath("")
+            made = record is not None and record.state is UploadState.DONE
+            return None if made and old == to else MakeDirectory(to, old if old != to else SitePath(""))
         case StagedKind.ABSENT if not done:
             return Remove(to, node.through)
         case _:

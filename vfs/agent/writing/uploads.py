@@ -41,7 +41,7 @@ from vfs.errors import (
     from_failure,
     to_failure,
 )
-from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, split
+from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, Version, split
 from vfs.namespace.catalog import CatalogWriter, Known
 from vfs.namespace.journal import JournalReader
 from vfs.namespace.mounts import MountPoint, MountTable
@@ -322,10 +322,17 @@ class Uploads:
             self._catalog.drop_upload(node_id)
 
     def _abandon(self, record: Upload) -> None:
-        """Have removed what has arrived of an upload that nobody wants any more."""
+        """Have removed what has arrived of a file that is gone, also where it was sent under a name that it had before."""
+        if record.at is not None and record.state is UploadState.DONE and record.site in self._writers:
+            self._tasks.create_task(self._quietly(self._remove_left(record.site, record.at)))
         resume = resume_of(record)
         if resume is not None and resume.site in self._writers:
             self._tasks.create_task(self._quietly(self._writers[resume.site].abandon(resume.upload)))
+
+    async def _remove_left(self, site: SiteName, at: At) -> None:
+        """Remove an object of ours that no name leads to; what somebody else has put there stays."""
+        if not self.is_wanted(site, at.path) and _is_same(at.version, (await self._sites[site].stat(at.path)).version):
+            await self._writers[site].remove(at.path)
 
     async def _quietly(self, work: Any) -> None:
         with contextlib.suppress(ForemountError):
@@ -418,8 +425,7 @@ class Uploads:
         except ForemountError:
             return
         old, new = record.at.version, entry.version
-        same = (old.size, old.mtime_ns, old.etag) == (new.size, new.mtime_ns, new.etag)
-        if same and self._catalog.upload(node.id) == record:
+        if _is_same(old, new) and self._catalog.upload(node.id) == record:
             self._catalog.put(path, Known(Entry(split(path)[1], Kind.FILE, new), self._clock.wall_ns()))
             self._catalog.put_upload(node.id, replace(record, at=At(record.at.path, new)))
 
@@ -434,17 +440,23 @@ class Uploads:
         if current is None or current.seq != node.seq or self._journal.nodes.path(current) != path:
             raise Stale(path, "was changed while it was uploaded")
 
-    def is_wanted(self, point: MountPoint, path: SitePath) -> bool:
-        """Return whether some node is to have this path at the origin, or a step is under way there."""
-        if (point.site, path) in self._paths:
+    def is_wanted(self, site: SiteName, path: SitePath) -> bool:
+        """Return whether some node is to have this path at an origin, or a step is under way there."""
+        if (site, path) in self._paths:
             return True
         nodes = self._journal.nodes
+        wanted = (nodes.path(node) for node in nodes if node.kind in (StagedKind.FILE, StagedKind.ABSENT))
         return any(
-            site_path_of(point, nodes.path(node)) == path
-            for node in nodes
-            if node.kind in (StagedKind.FILE, StagedKind.ABSENT)
+            site_path_of(point, lake_path) == path
+            for lake_path in wanted
+            if lake_path and (point := self._mounts.find(lake_path)) is not None and point.site == site
         )
 
     def seen_ns(self, node: Staged) -> int:
         """Return when the agent first saw the node."""
         return self._seen_ns.get(node.id, self._clock.wall_ns())
+
+
+def _is_same(old: Version, new: Version) -> bool:
+    """Return whether two versions are one content; the generation may tell that the first one was too young to last."""
+    return (old.size, old.mtime_ns, old.etag) == (new.size, new.mtime_ns, new.etag)
