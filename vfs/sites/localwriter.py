@@ -6,6 +6,7 @@ all are written again.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from vfs.errors import Corrupt, DirectoryNotEmpty, NotFound
+from vfs.errors import Corrupt, DirectoryNotEmpty, ForemountError, NotFound
 from vfs.model import SiteName, SitePath, Version, join, split
 from vfs.oserrors import meaning_of
 from vfs.sites.local import Opened, in_pool, parent_directory, version_of
@@ -37,7 +38,14 @@ class LocalWriter:
 
     async def begin(self, path: SitePath, size: int, token: str) -> Upload:
         upload = Upload(path, size, self._part_bytes, token)
-        await self._call(path, self._create, upload)
+        creating = asyncio.ensure_future(self._call(path, self._create, upload))
+        try:
+            await asyncio.shield(creating)
+        except asyncio.CancelledError:  # a thread can't be cancelled: what it makes nobody would know of
+            with contextlib.suppress(ForemountError):
+                await creating
+                await self.abandon(upload)
+            raise
         return upload
 
     async def received(self, upload: Upload) -> Mapping[int, str]:
