@@ -68,6 +68,11 @@ def test_children_are_the_next_components_of_prefixes_below() -> None:
 )
 def test_site_path_is_the_root_and_what_lies_below_the_prefix(prefix: str, root: str, path: str, expected: str) -> None:
     assert point(prefix, root).site_path(LakePath(path)) == expected
+    assert point(prefix, root).lake_path(SitePath(expected)) == path
+
+
+def test_what_lies_beside_the_root_of_a_site_is_nowhere_in_the_lake() -> None:
+    assert point("a", "deep/root").lake_path(SitePath("deep/rooted")) is None
 
 
 _parts = st.lists(st.sampled_from(["a", "b", "ab"]), max_size=4).map("/".join)

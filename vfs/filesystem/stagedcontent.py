@@ -11,7 +11,7 @@ from vfs.filesystem.remote import RemoteTree
 from vfs.filesystem.stagednames import StagedNames
 from vfs.filesystem.staging import StagingArea
 from vfs.filesystem.tree import Source
-from vfs.model import LakePath, Version, join, split
+from vfs.model import LakePath, Version, split
 from vfs.namespace.mounts import MountPoint
 from vfs.namespace.staged import At, Staged, StagedKind
 from vfs.oserrors import Translated
@@ -35,8 +35,9 @@ class StagedContent:
 
     async def open_at(self, at: At) -> Source:
         """Open an object of the origin."""
-        below = at.path[len(self._point.root) :].lstrip("/") if self._point.root else at.path
-        return await self._remote.open(LakePath(join(self._point.prefix, below)), "", at.version, write=False)
+        path = self._point.lake_path(at.path)
+        assert path is not None, "a node of this mount point lies below its root"
+        return await self._remote.open(path, "", at.version, write=False)
 
     async def copy_up(self, path: LakePath, version: Version, *, size: int | None) -> Staged:
         """Bring an object of the origin here, its first `size` bytes: as a node in its place, which is returned."""

@@ -51,6 +51,12 @@ class MountPoint:
         """Return where `path` lies at the origin."""
         return SitePath(join(self.root, self.below(path)))
 
+    def lake_path(self, path: SitePath) -> LakePath | None:
+        """Return where a path of the origin lies in the lake; None: not below the root."""
+        if self.root and path != self.root and not path.startswith(self.root + "/"):
+            return None
+        return LakePath(join(self.prefix, path[len(self.root) :].lstrip("/")))
+
 
 class MountTable:
     """Finds the mount point of a path. Invariant: prefixes are unique; the longest one that covers a path wins."""

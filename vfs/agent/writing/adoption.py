@@ -15,7 +15,7 @@ from vfs.agent.writing.uploads import Uploads
 from vfs.errors import ForemountError, NotFound
 from vfs.extents.layout import PASSTHROUGH_BYTES_MIN, Identity
 from vfs.extents.store import Store
-from vfs.model import ObjectKey, object_key
+from vfs.model import ObjectKey
 from vfs.namespace.catalog import CatalogWriter
 from vfs.namespace.journal import content_path
 from vfs.namespace.mounts import MountTable
@@ -59,7 +59,7 @@ class Adoption:
         digests = self._catalog.block_digests(node_id, seq)
         if identity is None or digests is None:
             return False
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         self._under_way[key] = passed = asyncio.Event()
         try:
             source = content_path(self._directory, content)
@@ -76,7 +76,7 @@ class Adoption:
 
     async def passed(self, identity: Identity) -> None:
         """Return when no file of this object is about to be adopted: who opens it finds it whole."""
-        under_way = self._under_way.get(object_key(identity.site, identity.path, identity.version))
+        under_way = self._under_way.get(identity.key)
         if under_way is not None:
             await under_way.wait()
 

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from msgspec.structs import replace
 
 from vfs.agent.writing.commits import Commits, site_path_of
 from vfs.agent.writing.publishing import Carried, Publisher, resume_of
 from vfs.agent.writing.sending import SendLimits
-from vfs.agent.writing.uploadplan import Move, Send, Step, all_below, next_step, old_markers, order
+from vfs.agent.writing.uploadplan import Move, Send, Step, all_below, next_step, node_at, old_markers, order
 from vfs.backoff import doubled_s
 from vfs.checkpoints.manifest import Manifest, ManifestFile
 from vfs.clock import Clock
@@ -323,20 +324,36 @@ class Uploads:
 
     def _abandon(self, record: Upload) -> None:
         """Have removed what has arrived of a file that is gone, also where it was sent under a name that it had before."""
-        if record.at is not None and record.state is UploadState.DONE and record.site in self._writers:
-            self._tasks.create_task(self._quietly(self._remove_left(record.site, record.at)))
-        resume = resume_of(record)
+        resume, at = resume_of(record), record.at
         if resume is not None and resume.site in self._writers:
-            self._tasks.create_task(self._quietly(self._writers[resume.site].abandon(resume.upload)))
+            abandoning = functools.partial(self._writers[resume.site].abandon, resume.upload)
+            self._tasks.create_task(self._clear(resume.site, resume.upload.path, abandoning))
+        elif record.state is UploadState.DONE and at is not None and record.site in self._writers:
+            leaving = functools.partial(self._remove_left, record.site, at)
+            self._tasks.create_task(self._clear(record.site, at.path, leaving))
+
+    async def _clear(self, site: SiteName, path: SitePath, remove: Callable[[], Awaitable[None]]) -> None:
+        """Remove something at a path, while no step is under way there: nothing that was sent meanwhile goes with it."""
+        while (site, path) in self._paths:
+            await self._stepped.wait()
+        self._paths.add((site, path))
+        try:
+            with contextlib.suppress(ForemountError):
+                await remove()
+        finally:
+            self._leave(site, path)
 
     async def _remove_left(self, site: SiteName, at: At) -> None:
         """Remove an object of ours that no name leads to; what somebody else has put there stays."""
-        if not self.is_wanted(site, at.path) and _is_same(at.version, (await self._sites[site].stat(at.path)).version):
+        if not self._is_named(site, at.path) and _is_same(at.version, (await self._sites[site].stat(at.path)).version):
             await self._writers[site].remove(at.path)
 
-    async def _quietly(self, work: Any) -> None:
-        with contextlib.suppress(ForemountError):
-            await work
+    def _leave(self, site: SiteName, path: SitePath) -> None:
+        """Let others begin at a path."""
+        self._paths.discard((site, path))
+        self.wake()
+        self._stepped.set()
+        self._stepped = asyncio.Event()
 
     def _tell_waiters(self, node: Staged, failure: ForemountError | None = None) -> None:
         record = self._commits.record(node)
@@ -368,12 +385,9 @@ class Uploads:
             log.exception("bug while uploading %s", path)
             self._failed(node, path, Unavailable(path, f"bug: {type(exc).__name__}, see agent.log"))
         finally:
-            self._paths.discard((point.site, step.to))
             del self._running[node.id]
             self._dirty.add(node.id)
-            self.wake()
-            self._stepped.set()
-            self._stepped = asyncio.Event()
+            self._leave(point.site, step.to)
 
     def _failed(self, node: Staged, path: LakePath, failure: ForemountError) -> None:
         record = self._catalog.upload(node.id)
@@ -442,15 +456,12 @@ class Uploads:
 
     def is_wanted(self, site: SiteName, path: SitePath) -> bool:
         """Return whether some node is to have this path at an origin, or a step is under way there."""
-        if (site, path) in self._paths:
-            return True
-        nodes = self._journal.nodes
-        wanted = (nodes.path(node) for node in nodes if node.kind in (StagedKind.FILE, StagedKind.ABSENT))
-        return any(
-            site_path_of(point, lake_path) == path
-            for lake_path in wanted
-            if lake_path and (point := self._mounts.find(lake_path)) is not None and point.site == site
-        )
+        return (site, path) in self._paths or self._is_named(site, path)
+
+    def _is_named(self, site: SiteName, path: SitePath) -> bool:
+        places = [(point, point.lake_path(path)) for point in self._mounts.points if point.site == site]
+        found = [node_at(self._journal.nodes, point.prefix, below) for point, below in places if below is not None]
+        return any(node is not None and node.kind in (StagedKind.FILE, StagedKind.ABSENT) for node in found)
 
     def seen_ns(self, node: Staged) -> int:
         """Return when the agent first saw the node."""
