@@ -94,9 +94,8 @@ class WorkerLine(Generic[CallT, AnswerT]):
                             continue
                         if not greeted:
                             self._greeted, greeted = writer, True
-                        connection.note(
-                            request.call
-                        )  # in order, and without a task: there may be two for each open of a small file
+                        # In order, and without a task: there may be two for each open of a small file.
+                        connection.note(request.call)
                 raise _Gone
         except* (_Gone, ConnectionError, BrokenFrame):
             log.info("%s went away", self._who)

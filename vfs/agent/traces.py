@@ -21,7 +21,7 @@ from vfs.errors import Busy
 from vfs.extents.counters import FetchCounters
 from vfs.extents.layout import Identity
 from vfs.extents.link import LineFacts
-from vfs.model import SiteName, object_key
+from vfs.model import SiteName
 from vfs.policy.store import PolicyStore
 from vfs.traces.recording import Line, PolicyText, Said, Setting, pack
 from vfs.traces.records import RECORD
@@ -111,7 +111,7 @@ class Traces:
             self._spawn(self._pack(identity, layout, learned))
 
     async def _pack(self, identity: Identity, layout: Layout, learned: Learned | None) -> None:
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         packed = await asyncio.to_thread(pack, key, layout, learned)
         self._put(Said(layout=packed))
 

@@ -38,7 +38,7 @@ from vfs.extents.limits import FetchLimits
 from vfs.extents.link import LineFacts
 from vfs.extents.placement import Copy, Ranked, Serving
 from vfs.extents.requests import Requests, Served
-from vfs.model import ObjectKey, SiteName, object_key
+from vfs.model import ObjectKey, SiteName
 from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
 
@@ -243,7 +243,7 @@ class Fetcher:
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         await self._homes.renew_if_unusable(identity, key, self._objects.get(key))
 
     def lines(self) -> list[LineFacts]:
@@ -269,7 +269,7 @@ class Fetcher:
     # Objects
 
     async def _obtain(self, identity: Identity) -> FetchedObject:
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         if key not in self._objects:
             home = await self._homes.prepare(identity)
             # atomic from here; another caller may have been faster

@@ -30,7 +30,7 @@ import msgspec
 import xxhash
 
 from vfs.errors import Corrupt
-from vfs.model import ObjectKey, SiteName, SitePath, Version
+from vfs.model import ObjectKey, SiteName, SitePath, Version, object_key
 
 FORMAT = 1
 """Part of the store's directory name; a store of another format is discarded."""
@@ -56,6 +56,11 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
     site: SiteName
     path: SitePath
     version: Version
+
+    @property
+    def key(self) -> ObjectKey:
+        """Return the name under which it is cached."""
+        return object_key(self.site, self.path, self.version)
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):

@@ -230,3 +230,17 @@ def _read_identity(sums: int, path: str) -> Identity:
     if length != sums_bytes(header.identity.version.size):
         raise Corrupt(path, f"is {length} bytes long, not {sums_bytes(header.identity.version.size)}")
     return header.identity
+
+
+def read_copied(root: str, key: ObjectKey, offset: int, length: int) -> bytes | None:
+    """Return verified bytes of what the store at `root` holds under `key`, None where not all of them are there.
+
+    Raises:
+        NotFound, Corrupt, Unavailable: it can't be opened.
+    """
+    cached = CachedObject.open(root, key)
+    try:
+        found = cached.read(offset, length, memoryview(bytearray(length + 2 * BLOCK)))
+        return None if found is None else bytes(found)
+    finally:
+        cached.close()

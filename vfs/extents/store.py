@@ -24,7 +24,7 @@ from vfs.extents.directory import take_lock
 from vfs.extents.files import ObjectFiles, sync_all, translate
 from vfs.extents.layout import BLOCK, Identity, block_count, block_length, blocks_of
 from vfs.extents.shelf import SEGMENT_BLOCKS, Shelf, unlink_all
-from vfs.model import ObjectKey, object_key
+from vfs.model import ObjectKey
 
 SCRUB_BLOCKS = 16
 """Read at a time when an object is verified: 1 MiB, which a core checks from its own cache."""
@@ -133,7 +133,7 @@ class Store:
             NoSpace, Unavailable: the disk refuses.
             ValueError: its names are too long to be cached.
         """
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         with self._shelf.names:
             if self._shelf.touch(key):
                 return key
@@ -157,7 +157,7 @@ class Store:
             Unavailable: the disk fails, or the file lies on another one.
             ValueError: its names are too long to be cached.
         """
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         if identity.version.size > self._shelf.books.cap:  # all others would go in vain
             raise NoSpace(source, f"is larger than the cap of {self._shelf.books.cap}")
         with self._shelf.room(identity.version.size + len(digests) + _SLACK_BYTES), self._shelf.names:
@@ -179,7 +179,7 @@ class Store:
         Raises:
             NoSpace, Unavailable: the disk refuses; the object is not here then, unless somebody holds it.
         """
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         with self._shelf.names:
             with self._shelf.lock:
                 old = self._shelf.files.pop(key, None)

@@ -24,7 +24,6 @@ CallT = TypeVar("CallT")
 TellT = TypeVar("TellT")
 AnswerT = TypeVar("AnswerT")
 
-
 asked: ContextVar[bool] = ContextVar("asked", default=False)
 """Set where a task has called the agent; who wants to know unsets it before."""
 _RETRY_S = 0.05
@@ -36,8 +35,8 @@ _REST: dict[type, Cause] = {
     samples.Look: Cause.NAMES,
     samples.Children: Cause.NAMES,
 }
-_FOR_BYTES = (wire.Need, samples.Content)
 """What a call waited for beyond what its answer explains; the others: the agent."""
+_FOR_BYTES = (wire.Need, samples.Content)
 
 
 class _Waiting:

@@ -13,7 +13,7 @@ agent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 STARTING, SERVING, UNMOUNTING, ENDING, ENDED = "starting", "serving", "unmounting", "ending", "ended"
@@ -410,12 +410,10 @@ class Supervisor:
         return self._leave_workers(now)
 
     def _leave_workers(self, now: float) -> list[Action]:
-        doomed = [name for name, life in self.lives.items() if life.alive]
-        if not doomed:
+        if not self._anyone_alive():
             return self._begin_trial(now)
-        for name in doomed:  # what they have taken and not answered, their successors are asked again
-            self.lives[name].doom = "killed for the upgrade"
-        return [Kill(name) for name in doomed]
+        # What they have taken and not answered, their successors are asked again.
+        return self._kill([name for name, life in self.lives.items() if life.alive], "killed for the upgrade")
 
     def _begin_trial(self, now: float) -> list[Action]:
         self.upgrade, self.upgrade_at = TRIAL, now
@@ -460,8 +458,7 @@ class Supervisor:
         if self.upgrade == LEAVING:
             late = now - self.upgrade_at >= self.limits.terminate_s
             if lives["agent"].alive and not lives["agent"].doom and (late or "agent" in stopped):
-                lives["agent"].doom = "killed for the upgrade"
-                return [Kill("agent")]
+                return self._kill(["agent"], "killed for the upgrade")
         elif self.upgrade == TRIAL:
             if all(life.ready for life in lives.values()):
                 if now - max(life.ready_at for life in lives.values()) < self.limits.trial_s:
@@ -514,9 +511,7 @@ class Supervisor:
             return [End(1, f"{self.reason}; still running: {', '.join(left)}")]
         late = now - self.ending_at >= self.limits.terminate_s
         doomed = [name for name, life in self.lives.items() if life.alive and not life.doom and (late or name in stopped)]
-        for name in doomed:
-            self.lives[name].doom = "killed at the end"
-        return [Kill(name) for name in doomed]
+        return self._kill(doomed, "killed at the end")
 
     # -- steps
 
@@ -536,6 +531,11 @@ class Supervisor:
         life.restart_at = None
         life.starts += 1
         return Start(name, again=life.starts > 1)
+
+    def _kill(self, names: Sequence[str], why: str) -> list[Action]:
+        for name in names:
+            self.lives[name].doom = why
+        return [Kill(name) for name in names]
 
     def _unmount(self, *, lazy: bool) -> Unmount:
         self.unmounts_running += 1
@@ -563,7 +563,7 @@ class Supervisor:
         return [*tell, CloseConnection(), *self._end_if_alone()]
 
     def _end_if_alone(self) -> list[Action]:
-        if self.unmounts_running or any(life.alive for life in self.lives.values()):
+        if self.unmounts_running or self._anyone_alive():
             return []
         self.phase = ENDED
         return [End(self.exit_status, self.reason)]

@@ -8,7 +8,6 @@ Source: linux/fuse.h, protocol 7.40; measured 2026-11-29 on kernel 6.18.
 from __future__ import annotations
 
 import fcntl
-import functools
 import importlib
 import logging
 import os
@@ -33,7 +32,6 @@ class _Shim(Protocol):
     def request(self) -> int: ...
 
 
-@functools.cache  # an upgrade imports the mains of both workers into one process, to see whether it can
 def load_shim() -> _Shim | None:
     """Load the extension so that its symbol comes before libfuse's; None where it was not built.
 

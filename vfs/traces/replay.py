@@ -99,7 +99,7 @@ class _RecordedLayouts:
         self.absent: set[ObjectKey] = set()
 
     async def find(self, identity: Identity, path: LakePath) -> Layout:
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         layout = self._layouts.get(key)
         if layout is None:
             self.absent.add(key)

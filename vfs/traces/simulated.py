@@ -16,7 +16,7 @@ from vfs.errors import NoSpace, NotFound
 from vfs.extents.books import Books
 from vfs.extents.layout import BLOCK, Identity, block_count
 from vfs.extents.shelf import SEGMENT_BLOCKS
-from vfs.model import Entry, ObjectKey, SiteName, SitePath, Version, object_key
+from vfs.model import Entry, ObjectKey, SiteName, SitePath, Version
 from vfs.sites.protocol import Piece
 from vfs.traces.recording import Line
 
@@ -137,7 +137,7 @@ class AccountingStore:
         self._objects: dict[ObjectKey, _Object] = {}
 
     def prepare(self, identity: Identity) -> ObjectKey:
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         if key not in self._objects:
             self._objects[key] = _Object(identity.version.size)
             self._books.add(key, 0)

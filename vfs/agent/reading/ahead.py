@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vfs.checkpoints.learned import Learned
 from vfs.extents.layout import Identity
 from vfs.extents.predict import Prediction
 from vfs.extents.readahead import Readahead
@@ -74,9 +75,8 @@ class Reading:
             return self.members.read(offset, length, limit_bytes=self.ahead_bytes)
         return [] if self.reading_layout else self.streams.read(offset, length)
 
-    def teach(self, reader: Prediction) -> None:
+    def teach(self, believed: Learned) -> None:
         """Let a shard that nobody has open know what the reader of the one before it wants, if it wants more by now."""
-        believed = reader.believed()
         if self.members is not None and len(believed.patterns) > self.taught_count:
             self.taught_count = len(believed.patterns)
             self.members.teach(believed)

@@ -8,7 +8,7 @@ from vfs.agent.rules import PathRules
 from vfs.errors import NotFound
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
-from vfs.model import LakePath, ObjectKey, Version, object_key
+from vfs.model import LakePath, ObjectKey, Version
 from vfs.namespace.mounts import MountTable
 
 
@@ -51,7 +51,7 @@ class Holding:
             NotFound, NoSpace, Unavailable, Unsupported: as `identity` and `Fetcher.hold`.
         """
         identity, serving = self.identity(path, version), self._rules.serving(path, version.size)
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
         copies = self._published.of(identity) if self._published is not None else []
         return identity, key, await self._fetcher.hold(identity, found, serving=serving, copies=copies)

@@ -13,8 +13,7 @@ from vfs.agent.reading.metadata import Metadata
 from vfs.errors import NotADirectory, NotFound, Stale, Unavailable
 from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
-from vfs.extents.layout import BLOCK
-from vfs.extents.reader import CachedObject
+from vfs.extents.reader import read_copied
 from vfs.model import Entry, LakePath, ObjectKey, SiteName, Version
 from vfs.namespace.catalog import Catalog
 from vfs.namespace.mounts import MountPoint, MountTable
@@ -120,11 +119,6 @@ class AgentLake:
 def _read_cached(root: str, key: ObjectKey, offset: int, length: int) -> bytes | None:
     """Return verified bytes, None where they were evicted meanwhile."""
     try:
-        cached = CachedObject.open(root, key)
+        return read_copied(root, key, offset, length)
     except NotFound:
         return None
-    try:
-        found = cached.read(offset, length, memoryview(bytearray(length + 2 * BLOCK)))
-        return None if found is None else bytes(found)
-    finally:
-        cached.close()

@@ -21,9 +21,9 @@ from vfs.checkpoints.recognise import described_by, index_of, recognise
 from vfs.errors import NotFound
 from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
-from vfs.extents.layout import BLOCK, Identity
-from vfs.extents.reader import CachedObject
-from vfs.model import Entry, Kind, LakePath, ObjectKey, object_key, split
+from vfs.extents.layout import Identity
+from vfs.extents.reader import read_copied
+from vfs.model import Entry, Kind, LakePath, ObjectKey, split
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class CachedLayouts:
         if entry is None:
             raise NoLayout("nothing describes it")
         identity = self._holding.identity(description, entry.version)
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         reading = self._directories.get(key)
         if reading is None:
             reading = self._directories[key] = asyncio.create_task(self._beside(description, entry, dcp.layouts))
@@ -123,7 +123,7 @@ class CachedLayouts:
 
     async def _read(self, identity: Identity, parser: Needs[T]) -> T:
         """Return what a parser finds in an object that is held."""
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         step = await asyncio.to_thread(_advance, parser, None)
         while step.need is not None:
             offset, length = step.need
@@ -155,14 +155,10 @@ def _advance(parser: Needs[T], place: tuple[str, ObjectKey, int, int] | None) ->
 
 def _read_cached(root: str, key: ObjectKey, offset: int, length: int) -> bytes:
     """Return verified bytes of an object that has just been fetched."""
-    cached = CachedObject.open(root, key)
-    try:
-        found = cached.read(offset, length, memoryview(bytearray(length + 2 * BLOCK)))
-        if found is None:
-            raise NoLayout("evicted while it was read")
-        return bytes(found)
-    finally:
-        cached.close()
+    found = read_copied(root, key, offset, length)
+    if found is None:
+        raise NoLayout("evicted while it was read")
+    return found
 
 
 def _indexed(size: int, length: int) -> Needs[Layout]:

@@ -36,7 +36,7 @@ from vfs.extents.layout import Identity
 from vfs.extents.predict import Prediction, PredictionKnobs
 from vfs.extents.readahead import Readahead
 from vfs.extents.whole import Whole
-from vfs.model import Entry, Kind, LakePath, ObjectKey, SitePath, Version, join, object_key, split
+from vfs.model import Entry, Kind, LakePath, ObjectKey, SitePath, Version, join, split
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Prefetcher:
 
     def opened(self, identity: Identity, path: LakePath) -> None:
         """An object was opened: begin to read its layout where its name promises one, or all of it."""
-        key = object_key(identity.site, identity.path, identity.version)
+        key = identity.key
         reading = self._readings.get(key)
         if reading is not None and reading.is_open:
             return
@@ -234,22 +234,23 @@ class Prefetcher:
         name = _place(reading.identity)
         guess = self._patterns.get(name)
         if guess is not None and guess.layout.size == reading.identity.version.size:
-            self._predict(reading, guess)
+            self._predict(reading, guess, self._lessons.find(reading.identity))
         try:
             async with self._held(reading):
                 layout = await self._layouts.find(reading.identity, reading.path)
+            taught = self._lessons.find(reading.identity)
             if reading.prediction is None or not is_alike(reading.prediction.layout, layout):
                 self._patterns[name] = guess = Patterns(layout)
-                self._predict(reading, guess)
+                self._predict(reading, guess, taught)
             self._patterns.move_to_end(name)
             if len(self._patterns) > _PATTERNS_KEPT:
                 self._patterns.popitem(last=False)
-            self.on_layout(reading.identity, layout, self._lessons.find(reading.identity))
+            self.on_layout(reading.identity, layout, taught)
         except NoLayout as exc:
             reading.prediction = None
             if reading.is_open:
                 log.warning("%s: read as plain bytes: %s", reading.identity.path, exc.reason)
-            else:
+            elif self._readings.get(key) is reading:
                 del self._readings[key]  # who opens it will be told
         except ForemountError as exc:
             log.info("%s: its layout can't be read: %s", reading.identity.path, exc)
@@ -262,9 +263,8 @@ class Prefetcher:
                 if key in ahead:
                     self._go_on(each, self._readings[each])
 
-    def _predict(self, reading: Reading, patterns: Patterns) -> None:
+    def _predict(self, reading: Reading, patterns: Patterns, taught: Learned | None) -> None:
         """Predict by these members, and by nothing that was believed before."""
-        taught = self._lessons.find(reading.identity)
         if reading.prediction is not None:
             self._fetcher.counters.unread_bytes += reading.prediction.unread_bytes
         reading.prediction = Prediction(
@@ -308,7 +308,7 @@ class Prefetcher:
         for each in following(name, files, None if before == name else before)[:SHARDS_AHEAD]:
             path, version = LakePath(join(directory, each)), files[each].version
             identity = Identity(reading.identity.site, SitePath(join(split(reading.identity.path)[0], each)), version)
-            found = object_key(identity.site, identity.path, identity.version)
+            found = identity.key
             if found not in self._readings and (next_one := self._make(identity, path)) is not None and next_one.has_layout:
                 self._begin(found, next_one)
             ahead.append(found)
@@ -320,6 +320,7 @@ class Prefetcher:
             return
         window = by.window(reading.ahead_bytes)
         room = window - by.outstanding_bytes
+        believed: Learned | None = None
         for each in self._ahead[key]:
             shard = self._readings.get(each)
             if shard is None or shard.is_open:
@@ -329,7 +330,8 @@ class Prefetcher:
             room -= shard.members.outstanding_bytes
             if room < window // _ROOM_SHARE:
                 return
-            shard.teach(by)
+            believed = believed or by.believed()
+            shard.teach(believed)
             found = shard.members.begin(shard.members.outstanding_bytes + room)
             room -= sum(length for _, length in found)
             if found:

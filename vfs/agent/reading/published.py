@@ -15,7 +15,6 @@ from vfs.extents.layout import Identity
 from vfs.extents.placement import Copy
 from vfs.foresight.model import FileCopy, Mechanism, ReplicaId, ReplicaRecord
 from vfs.foresight.spread import even_order, order
-from vfs.model import SiteName
 from vfs.namespace.mounts import MountTable
 
 
@@ -94,10 +93,6 @@ class Published:
         """Return the copies from which something that is open here may be read."""
         held = self._fetcher.copies_held()
         return {replica for replica, files in self._replicas.items() if any(copy.identity in held for copy in files.values())}
-
-    def sites(self, origin: Identity) -> set[SiteName]:
-        """Return where copies of an object lie."""
-        return {copy.identity.site for copy in self._of.get(origin, {}).values()}
 
     def _order(self, origin: Identity, crowd: Sequence[str]) -> list[int]:
         if not crowd:
