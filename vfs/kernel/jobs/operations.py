@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Sequence
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, ReaddirToken, RequestContext
 
-from vfs.errors import ForemountError
 from vfs.filesystem.request import is_resent
 from vfs.filesystem.samples import SampleFiles
 from vfs.filesystem.tree import Buffer
@@ -23,7 +21,6 @@ from vfs.kernel.guard import guarded, requests
 from vfs.kernel.jobs.push import PRIMER
 from vfs.kernel.operations import entry_of
 from vfs.model import Ino
-from vfs.rundir import JOBS
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +51,6 @@ class JobOperations(pyfuse3.Operations):
         self._opens = opens
         self._primer = primer
         self.account = account
-        account.path_of = self._path
-
-    def _path(self, arguments: Sequence[object]) -> str:
-        """Return which lake path a request is about, for people. Never raises."""
-        ino, name = (*arguments, None, None)[:2]
-        try:
-            if not isinstance(ino, int):
-                return ""
-            path = self._files.inodes.path(Ino(ino), *([name] if isinstance(name, bytes) else []))
-            return f"/{JOBS}/" + os.fsencode(path).decode(errors="replace")
-        except ForemountError:
-            return ""
-        except Exception:
-            log.exception("bug while a path was looked up for the books")
-            return ""
 
     def _is_reader(self, ctx: RequestContext) -> bool:
         if ctx.pid == self._primer():
