@@ -200,8 +200,9 @@ class Conductor:
         return self.queue.groups[place]
 
     async def _add(self, known: OpenJob, place: Place, *, asked: bool = False) -> None:
-        full = sum(len(group.items) for group in self.queue.groups.values()) > _ITEMS_MAX
-        if place in self.queue.groups or (full and not asked):
+        if place in self.queue.groups:
+            return
+        if not asked and sum(len(group.items) for group in self.queue.groups.values()) > _ITEMS_MAX:
             return
         samples = await known.feed.group(place.step, place.rank)
         if samples and place.job in self.queue.jobs:
