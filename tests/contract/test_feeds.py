@@ -12,7 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.schedules import BATCH, COUNT, KINDS, STEPS, WORLD, DirectoryLake, arrow, bins, indices, npy, webdataset, write
+from tests.schedules import (
+    BATCH,
+    COUNT,
+    KINDS,
+    STEPS,
+    WORLD,
+    DirectoryLake,
+    arrow,
+    bins,
+    indices,
+    mds,
+    npy,
+    webdataset,
+    write,
+)
 from vfs.errors import InvalidFeed
 from vfs.model import LakePath
 from vfs.samples import jobs
@@ -217,6 +231,26 @@ async def test_maps_that_overlap_are_refused(tmp_path: Path) -> None:
     (tmp_path / "jobs/bins.json").write_text(json.dumps(said))
     with pytest.raises(InvalidFeed, match="begins at id 11, where another map holds up to 11"):
         await opened(DirectoryLake(tmp_path), schedule.text)
+
+
+async def test_a_shard_of_another_count_than_the_index_says_is_refused_whenever_it_is_asked(tmp_path: Path) -> None:
+    schedule = mds(tmp_path)
+    with (tmp_path / "jobs/mds/shard.00000.mds").open("r+b") as file:
+        file.write((COUNT // 2 + 1).to_bytes(4, "little"))
+    feed = await opened(DirectoryLake(tmp_path), schedule.text)
+    for _ in range(2):
+        with pytest.raises(InvalidFeed, match=f"holds {COUNT // 2 + 1} samples, index.json says {COUNT // 2}"):
+            await everything(feed)
+
+
+async def test_the_count_of_a_shard_is_read_once(tmp_path: Path) -> None:
+    schedule = mds(tmp_path, "")
+    lake = DirectoryLake(tmp_path)
+    feed = await opened(lake, schedule.text)
+    await everything(feed)
+    before = lake.reads
+    await everything(feed)
+    assert lake.reads - before == STEPS * WORLD + COUNT, "the order for each group, two offsets for each sample"
 
 
 async def test_an_order_shorter_than_a_step_of_the_world_is_refused(tmp_path: Path) -> None:

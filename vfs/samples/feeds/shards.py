@@ -132,6 +132,8 @@ class Mds:
 
     Attributes:
         count, entries: as `Bytes`.
+
+    Invariant: shards in `_counted` hold as many samples as `index.json` says; their version is pinned.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Mds:
         self._lake = lake
         self._shards = shards
         self._column = column
+        self._counted: set[int] = set()
         self._ends = np.cumsum([shard.samples for shard, _, _ in shards])
         self.count = int(self._ends[-1])
         self.entries: Sequence[tuple[LakePath, Entry]] = [index, *((path, entry) for _, path, entry in shards)]
@@ -189,14 +192,22 @@ class Mds:
         table = NumberFile(self._lake, path, entry, np.dtype("<u4"), (1 + shard.samples + 1,), 0)
         if 4 * table.rows > entry.version.size:
             raise InvalidFeed(path, f"is too short for the table of {shard.samples} samples")
-        (count,), (start, end) = await asyncio.gather(table.slice(0, 1), table.slice(1 + row, 3 + row))
-        if count != shard.samples:
-            raise InvalidFeed(path, f"holds {count} samples, index.json says {shard.samples}")
+        _, (start, end) = await asyncio.gather(self._check_count(which, table), table.slice(1 + row, 3 + row))
         if not 4 * table.rows <= start < end <= entry.version.size:
             raise InvalidFeed(path, f"row {row}: [{start}, {end}) is no part of a shard of {entry.version.size} bytes")
         if self._column:
             start, end = await self._column_of(shard, path, entry, int(start), int(end), row)
         return f"{number:09d}", path, ((int(start), int(end - start)),)
+
+    async def _check_count(self, which: int, table: NumberFile) -> None:
+        """Refuse a shard that says another number of samples than `index.json`; it is asked until it was right once."""
+        if which in self._counted:
+            return
+        (count,) = await table.slice(0, 1)
+        said = self._shards[which][0].samples
+        if count != said:
+            raise InvalidFeed(table.path, f"holds {count} samples, index.json says {said}")
+        self._counted.add(which)
 
     async def _column_of(
         self, shard: _Shard, path: LakePath, entry: Entry, start: int, end: int, row: int
