@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,14 +18,16 @@ import pytest
 from tests.schedules import BATCH, COUNT, STEPS, WORLD, DirectoryLake, Schedule, arrow, npy, order_of, webdataset, write
 from vfs.agent.samples.answers import Samples
 from vfs.agent.samples.jobs import JobRun, SampleJobs, Started
-from vfs.agent.samples.preparing import Preparing, Source
+from vfs.agent.samples.preparing import Preparing, RawSource, Source
 from vfs.agent.samples.server import SampleServer
+from vfs.agent.samples.sources import EngineSource
 from vfs.clock import SystemClock
-from vfs.errors import ForemountError, InvalidFeed, from_failure
+from vfs.errors import ForemountError, InvalidFeed, Stale, from_failure
 from vfs.frames import Failed, FrameBuffer, Response
-from vfs.model import Kind, LakePath
+from vfs.model import Entry, Kind, LakePath, Version
 from vfs.samples import wire
 from vfs.samples.model import Form, Reason
+from vfs.samples.operators.registry import Registry
 from vfs.samples.spool import Spool
 
 
@@ -225,6 +230,73 @@ async def test_samples_of_which_nothing_is_made_are_read_before_their_step(agent
         ]
         assert Path(nodes[0].file).read_bytes() == schedule.slots[1, 0, 0]
         assert nodes[0] == await worker.look(nodes[0].path)
+
+
+@dataclass
+class MovingLake(DirectoryLake):
+    """A lake whose bytes are replaced, once, after the next call of a name.
+
+    Attributes:
+        moves_after: "stat", "read", or "": they stay.
+    """
+
+    moves_after: str = ""
+
+    async def stat(self, path: LakePath) -> Entry | None:
+        found = await super().stat(path)
+        self._move(path, "stat")
+        return found
+
+    async def read(self, path: LakePath, version: Version, offset: int, length: int) -> bytes:
+        found = await super().read(path, version, offset, length)
+        self._move(path, "read")
+        return found
+
+    def _move(self, path: LakePath, call: str) -> None:
+        if path == "data/all.bin" and call == self.moves_after:
+            self.moves_after = ""
+            file = self.root / path
+            file.write_bytes(file.read_bytes()[::-1])
+            os.utime(file, ns=(1, 1))
+
+
+async def test_bytes_that_are_replaced_before_they_are_read_are_not_kept_under_the_key_of_those_before(agent: Agent) -> None:
+    agent.lake = lake = MovingLake(agent.base / "lake")
+    declare(agent.base, arrow(agent.base / "lake"))
+    async with agent.serving():
+        run = await agent.run()
+        samples = await run.group(0, 0)
+        with ThreadPoolExecutor(1) as writer:
+            source = RawSource(agent.samples, agent.spool, writer)
+            lake.moves_after = "stat"
+            with pytest.raises(Stale):
+                async for _ in source.prepare(run, 0, 0, samples):
+                    pass
+        assert agent.spool.group(("run", 0, 0)) is None
+
+
+class IdleEngine:
+    """An engine that is asked for nothing."""
+
+    seats = 1
+
+
+async def test_bytes_that_can_not_be_transformed_keep_their_key_when_they_are_replaced_meanwhile(agent: Agent) -> None:
+    agent.lake = lake = MovingLake(agent.base / "lake")
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule, OPERATOR)
+    async with agent.serving():
+        run = await agent.run()
+        sample = (await run.group(0, 0))[0]
+        key = await agent.samples.raw_key(sample)
+        with ThreadPoolExecutor(1) as writer:
+            idle: Any = IdleEngine()
+            source = EngineSource(Registry(), idle, agent.samples, agent.spool, writer)
+            lake.moves_after = "read"
+            made = await source.make(run, sample)
+        assert (made.form, made.reason, made.key) == (Form.RAW, Reason.REFUSED, key)
+        assert Path(made.file).read_bytes() == schedule.slots[0, 0, 0]
+        assert await agent.samples.raw_key(sample) != key
 
 
 async def test_a_step_goes_when_its_rank_is_two_further(agent: Agent) -> None:

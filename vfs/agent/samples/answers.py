@@ -246,20 +246,28 @@ class Samples:
 
     # Bytes
 
-    async def raw_key(self, sample: Sample) -> str:
-        """Return what names a sample's raw bytes. Raises as `raw_node`."""
-        version = await self._source(sample)
+    async def raw_key(self, sample: Sample, version: Version | None = None) -> str:
+        """Return what names a sample's raw bytes. Raises as `raw_node`.
+
+        Args:
+            version: of its source, as `source` said; None: as it is now.
+        """
+        if version is None:
+            version = await self.source(sample)
         said = (sample.source, msgspec.json.encode(version).decode(), repr(sample.ranges))
         return xxhash.xxh3_128_hexdigest("\0".join(said).encode())
 
-    async def raw_bytes(self, sample: Sample) -> bytes:
+    async def raw_bytes(self, sample: Sample, version: Version | None = None) -> bytes:
         """Return a sample's raw bytes, through the cache.
 
+        Args:
+            version: as of `raw_key`: who asks for both has key and bytes of one version.
         Raises:
             InvalidFeed: as `raw_node`.
             Stale, NotFound, Denied, Unavailable: as the lake.
         """
-        version = await self._source(sample)
+        if version is None:
+            version = await self.source(sample)
         pieces = [await self._lake.read(sample.source, version, offset, length) for offset, length in sample.ranges]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -282,7 +290,8 @@ class Samples:
             raise Corrupt(sample.source, f"gave {len(body)} bytes, not {sample.raw_size}")
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._spool.keep_raw, key, body)
 
-    async def _source(self, sample: Sample) -> Version:
+    async def source(self, sample: Sample) -> Version:
+        """Return the version of the file that a sample's raw bytes lie in. Raises as `raw_node`."""
         entry = await self._lake.stat(LakePath(sample.source))
         where = f"step {sample.step}, rank {sample.rank}, slot {sample.slot}"
         if entry is None or entry.kind is not Kind.FILE:

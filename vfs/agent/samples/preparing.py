@@ -301,8 +301,9 @@ class RawSource:
     ) -> AsyncGenerator[list[Ready], None]:
         """Yield the samples as they are read."""
         for sample in samples:
-            key = await self._samples.raw_key(sample)
-            body = await self._samples.raw_bytes(sample)
+            version = await self._samples.source(sample)
+            key = await self._samples.raw_key(sample, version)
+            body = await self._samples.raw_bytes(sample, version)
             extension = jobs.raw_extension(run.job, sample)
             ready = Ready(sample.slot, Form.RAW, extension, key, len(body), "", Reason.NO_OPERATOR)
             loop = asyncio.get_running_loop()

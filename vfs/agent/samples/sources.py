@@ -178,12 +178,13 @@ class EngineSource:
             return await self.make(run, sample)
 
     async def _made(self, run: JobRun, sample: Sample) -> Ready:
-        raw = await self._samples.raw_bytes(sample)
+        version = await self._samples.source(sample)
+        raw = await self._samples.raw_bytes(sample, version)
         found = await self._preparer.prepare(sample, raw)
         run.totals.cpu_s += found.cpu_s
         if isinstance(found, Failed):
             log.debug("%s step %s rank %s slot %s: %s", run.name, sample.step, sample.rank, sample.slot, found.text)
-            key, extension = await self._samples.raw_key(sample), jobs.raw_extension(run.job, sample)
+            key, extension = await self._samples.raw_key(sample, version), jobs.raw_extension(run.job, sample)
             ready, body = Ready(sample.slot, Form.RAW, extension, key, len(raw), "", found.reason), raw
         else:
             said = found.envelope
