@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import ssl
 from pathlib import Path
 
 import pytest
 
-from vfs.admin.access import Bucket, Limits, Role, Tokens, check_browser, parse_tokens
+from tests.mount.observed import make_certificate, why_no_tls
+from vfs.admin.access import Bucket, Certificate, Limits, Role, Tokens, check_browser, parse_tokens
 from vfs.admin.api import public_config
 from vfs.config import parse
 from vfs.errors import Denied, InvalidConfig
@@ -51,6 +54,46 @@ def test_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file.chmod(0o640)
     with pytest.raises(InvalidConfig, match="can be read by others"):
         Tokens(str(file))
+
+
+@pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls())
+def test_certificate_that_could_not_be_used_is_loaded_once_it_can(tmp_path: Path) -> None:
+    certificate = Certificate(str(tmp_path / "host.pem"), str(tmp_path / "host.key"), "admin.certificate")
+    (tmp_path / "host.pem").write_text("nothing")
+    (tmp_path / "host.key").write_text("nothing")
+    for _ in range(2):
+        with pytest.raises(InvalidConfig, match=r"admin\.certificate"):
+            certificate.refresh()
+    make_certificate(tmp_path)
+    certificate.refresh()
+    assert _served(certificate) == (tmp_path / "host.pem").read_text()
+
+
+@pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls())
+def test_changed_certificate_holds_for_the_next_connection(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    certificate = Certificate(str(tmp_path / "host.pem"), str(tmp_path / "host.key"), "admin.certificate")
+    certificate.refresh()
+    before = _served(certificate)
+    make_certificate(tmp_path)
+    assert _served(certificate) == before
+    certificate.refresh()
+    assert _served(certificate) == (tmp_path / "host.pem").read_text() != before
+
+
+def _served(certificate: Certificate) -> str:
+    """Return the certificate that a client is shown."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(down, up)
+    server = certificate.context.wrap_bio(up, down, server_side=True)
+    for end in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    shown = client.getpeercert(binary_form=True)
+    assert shown is not None
+    return ssl.DER_cert_to_PEM_cert(shown)
 
 
 @pytest.mark.parametrize(

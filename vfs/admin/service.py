@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from vfs import wire
-from vfs.admin.access import Tokens
+from vfs.admin.access import Certificate, Tokens
 from vfs.admin.api import Api, public_config, runner_of, serve_unix
 from vfs.admin.events import Events
 from vfs.admin.page import add_page
@@ -59,8 +57,7 @@ class Admin:
         self._events = Events(clock)
         self._spans = spans
         self._tokens: Tokens | None = None
-        self._context: ssl.SSLContext | None = None
-        self._certificate: tuple[int, ...] = ()
+        self._certificate: Certificate | None = None
         self._arguments = (facts, status, copies, policies, traces, self._events, lambda: public_config(config))
         accounts.on_moment = self._on_moment
         policies.on_record = self._on_record
@@ -86,30 +83,18 @@ class Admin:
 
     async def _serve_tls(self, stack: contextlib.AsyncExitStack, admin: AdminConfig) -> None:
         self._tokens = Tokens(admin.tokens)
-        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._load_certificate()
+        self._certificate = Certificate(admin.certificate, admin.key, "admin.certificate")
+        self._certificate.refresh()
         api = Api(*self._arguments, tokens=self._tokens)
         runner = runner_of(api.application(local=False, pages=add_page))
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host, port = host_and_port(admin.address)
-        site = web.TCPSite(runner, host, port, ssl_context=self._context)
+        site = web.TCPSite(runner, host, port, ssl_context=self._certificate.context)
         await site.start()
         bound = runner.addresses[0]
         self._status.admin = {"address": f"{bound[0]}:{bound[1]}"}
         log.info("admin API on https://%s", self._status.admin["address"])
-
-    def _load_certificate(self) -> None:
-        """Use the certificate as the files are now, for connections from now on."""
-        admin, context = self._config.admin, self._context
-        assert context is not None
-        try:
-            seen = tuple(os.stat(path).st_mtime_ns for path in (admin.certificate, admin.key))
-            if seen != self._certificate:
-                context.load_cert_chain(admin.certificate, admin.key)
-                self._certificate = seen
-        except (OSError, ssl.SSLError) as exc:
-            raise InvalidConfig("admin.certificate", f"can't be used: {exc}") from exc
 
     async def _look(self) -> None:
         """Tell what has changed since the last look, and take in new tokens and certificates."""
@@ -121,9 +106,9 @@ class Admin:
                     if before and before.get(name) != data:
                         self._events.tell(name.split(" ")[0], data)
                 before = now
-                if self._tokens is not None:
+                if self._tokens is not None and self._certificate is not None:
                     self._tokens.refresh()
-                    self._load_certificate()
+                    self._certificate.refresh()
             except InvalidConfig as exc:
                 if self._status.admin.get("trouble") != str(exc):
                     log.warning("the one before stays in force: %s", exc)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from vfs import config
-from vfs.admin.access import Role, Tokens
+from vfs.admin.access import Certificate, Role, Tokens
 from vfs.admin.records import refusal
 from vfs.clock import SystemClock
 from vfs.errors import Denied, ForemountError, InvalidConfig, InvalidFeed, NotFound, Stale, Unsupported
@@ -164,7 +163,9 @@ async def serve(loaded: config.Config, ready: Callable[[str], None], ended: asyn
         runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        certificate = _Certificate(node) if node.certificate else None
+        certificate = Certificate(node.certificate, node.key, "node.certificate") if node.certificate else None
+        if certificate:
+            certificate.refresh()
         host, port = config.host_and_port(node.address)
         await web.TCPSite(runner, host, port, ssl_context=certificate.context if certificate else None).start()
         bound = runner.addresses[0]
@@ -205,30 +206,6 @@ def _bounds(node: config.Node) -> Bounds:
         job_cpus=node.job_cpus,
         job_queue=int(node.job_queue),
     )
-
-
-class _Certificate:
-    """The TLS context, with the certificate as the files are now."""
-
-    def __init__(self, node: config.Node) -> None:
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._files = node.certificate, node.key
-        self._seen: tuple[int, ...] = ()
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Load the files if they have changed.
-
-        Raises:
-            InvalidConfig: they can't be used.
-        """
-        try:
-            seen = tuple(os.stat(path).st_mtime_ns for path in self._files)
-            if seen != self._seen:
-                self.context.load_cert_chain(*self._files)
-                self._seen = seen
-        except (OSError, ssl.SSLError) as exc:
-            raise InvalidConfig("node.certificate", f"can't be used: {exc}") from exc
 
 
 @web.middleware
