@@ -22,6 +22,7 @@ from vfs.oserrors import Translated
 from vfs.samples import jobs, tree
 from vfs.samples.feeds.open import open_feed
 from vfs.samples.feeds.protocol import Feed, Lake
+from vfs.samples.loading import LoadCache
 from vfs.samples.model import Reason, Sample
 from vfs.samples.progress import Progress
 
@@ -126,7 +127,7 @@ class JobRun:
         self.refused: deque[str] = deque(maxlen=20)
         self.woken = asyncio.Event()
         self._clock = clock
-        self._groups: OrderedDict[tuple[int, int], asyncio.Future[Sequence[Sample]]] = OrderedDict()
+        self._groups: LoadCache[tuple[int, int], Sequence[Sample]] = LoadCache(self._load, kept=_GROUPS_KEPT)
 
     @property
     def name(self) -> str:
@@ -139,15 +140,7 @@ class JobRun:
         Raises:
             InvalidFeed: the schedule can't be used; it is noted.
         """
-        place = step, rank
-        loading = self._groups.get(place)
-        if loading is None:
-            loading = self._groups[place] = asyncio.ensure_future(self.feed.group(step, rank))
-            loading.add_done_callback(lambda done: self._loaded(place, done))
-            if len(self._groups) > _GROUPS_KEPT:
-                self._groups.popitem(last=False)
-        self._groups.move_to_end(place)
-        return await asyncio.shield(loading)
+        return await self._groups.get((step, rank))
 
     def fact(self, step: int, rank: int) -> GroupFacts:
         """Return what is known of a group, made where nothing is."""
@@ -183,13 +176,14 @@ class JobRun:
             self.woken.set()
         return news
 
-    def _loaded(self, place: tuple[int, int], done: asyncio.Future[Sequence[Sample]]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if isinstance(error, InvalidFeed) and str(error) not in self.refused:
-            self.refused.append(str(error))
-            log.warning("job %s: %s", self.name, error)
-        if (done.cancelled() or error is not None or not done.result()) and self._groups.get(place) is done:
-            del self._groups[place]
+    async def _load(self, place: tuple[int, int]) -> Sequence[Sample]:
+        try:
+            return await self.feed.group(*place)
+        except InvalidFeed as exc:
+            if str(exc) not in self.refused:
+                self.refused.append(str(exc))
+                log.warning("job %s: %s", self.name, exc)
+            raise
 
 
 class SampleJobs:

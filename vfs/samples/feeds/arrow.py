@@ -20,18 +20,21 @@ from vfs.errors import InvalidFeed
 from vfs.model import Kind, LakePath, can_posix_carry, join
 from vfs.samples import tree
 from vfs.samples.feeds.protocol import Lake
-from vfs.samples.feeds.steps import StepCache
 from vfs.samples.jobs import Job, filler
+from vfs.samples.loading import LoadCache
 from vfs.samples.model import Sample
 
 STEP_FILE_BYTES_MAX = 256 << 20
 """Some ten million samples in one step; what is larger is no step."""
+_STEPS_KEPT = 8
+"""What is read, prepared and read late at a time; more would only be memory."""
 _SUFFIXES = ("parquet", "arrow")
 _NAME = re.compile(r"step_(\d{7,18})\.(parquet|arrow)")
 _WHOLE, _TEXT = ("rank", "slot", "offset", "length"), ("sample_id", "source")
 _OPTIONAL_TEXT = ("job", "operator", "params", "dataset_version")
 _COLUMNS = {"step", "seed", *_WHOLE, *_TEXT, *_OPTIONAL_TEXT}
 _INT64_MAX = (1 << 63) - 1
+Groups = Mapping[int, Sequence[Sample]]
 
 SCHEMA = pa.schema(
     [
@@ -66,7 +69,7 @@ class ArrowFeed:
         self._directory = directory
         self._fill = filler(job, "")
         self._mtime_ns = mtime_ns
-        self._steps = StepCache(self._load)
+        self._steps: LoadCache[int, Groups] = LoadCache(self._load, kept=_STEPS_KEPT)
 
     @classmethod
     async def open(cls, lake: Lake, job: Job, directory: LakePath) -> ArrowFeed:
@@ -100,7 +103,7 @@ class ArrowFeed:
     async def group(self, step: int, rank: int) -> Sequence[Sample]:
         return (await self._steps.get(step)).get(rank, ())
 
-    async def _load(self, step: int) -> Mapping[int, Sequence[Sample]]:
+    async def _load(self, step: int) -> Groups:
         for suffix in _SUFFIXES:
             path = LakePath(join(self._directory, f"{tree.step_name(step)}.{suffix}"))
             entry = await self._lake.stat(path)
