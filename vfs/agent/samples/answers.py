@@ -81,10 +81,8 @@ class Samples:
                 if rank not in await run.feed.ranks(step):
                     return None
                 return _directory(path, run.feed.mtime_ns)
-            case tree.SlotPlace(step=step, rank=rank, slot=slot):
-                return await self._look_slot(run, path, await run.group(step, rank), slot, place.raw)
-            case tree.IdPlace():
-                sample = await self._by_id(run, place.sample_id)
+            case tree.SlotPlace() | tree.IdPlace():
+                sample = await self._sample(run, place)
                 return None if sample is None else await self._node_if_called(run, path, sample, place.raw)
 
     async def children(self, path: str) -> list[wire.Node] | None:
@@ -162,13 +160,8 @@ class Samples:
 
     # Nodes
 
-    async def _look_slot(self, run: JobRun, path: str, group: Sequence[Sample], slot: int, raw: bool) -> wire.Node | None:
-        sample = next((each for each in group if each.slot == slot), None)
-        return None if sample is None else await self._node_if_called(run, path, sample, raw)
-
     async def _node_if_called(self, run: JobRun, path: str, sample: Sample, raw: bool) -> wire.Node | None:
-        extension = jobs.raw_extension(run.job, sample) if raw else jobs.extension(run.job, sample)
-        if not path.endswith(f".{extension}"):
+        if not path.endswith(f".{_extension(run, sample, raw)}"):
             return None
         self.enter(run, sample.step, sample.rank)  # a directory may be listed by anybody; who looks up a sample reads it
         return await self.raw_node(run, path, sample, None) if raw else await self._node(run, path, sample, may_wait=True)
@@ -306,18 +299,16 @@ class Samples:
         place = tree.parse(path)
         if isinstance(place, tree.SlotPlace | tree.IdPlace):
             run = await self._jobs.find(place.job)
-            if run is not None and isinstance(place, tree.SlotPlace):
-                for sample in await run.group(place.step, place.rank):
-                    if sample.slot == place.slot:
-                        return run, sample
-            elif run is not None and isinstance(place, tree.IdPlace):
-                found = await self._by_id(run, place.sample_id)
-                if found is not None:
-                    return run, found
+            if run is not None and (sample := await self._sample(run, place)) is not None:
+                return run, sample
         raise NotFound(path)
 
-    async def _by_id(self, run: JobRun, sample_id: str) -> Sample | None:
-        return (await self._under_way(run)).get(sample_id)
+    async def _sample(self, run: JobRun, place: tree.SlotPlace | tree.IdPlace) -> Sample | None:
+        """Return the sample of a place, whatever its name ends in."""
+        if isinstance(place, tree.IdPlace):
+            return (await self._under_way(run)).get(place.sample_id)
+        group = await run.group(place.step, place.rank)
+        return next((sample for sample in group if sample.slot == place.slot), None)
 
     async def _under_way(self, run: JobRun) -> dict[str, Sample]:
         """Return the samples of the steps that are read now or soon, by name; of several the one that is read first."""
@@ -365,10 +356,13 @@ def _directory(path: str, mtime_ns: int) -> wire.Node:
 
 def slot_path(run: JobRun, sample: Sample, raw: bool) -> str:
     """Return the path of a sample by its place in the schedule."""
-    extension = jobs.raw_extension(run.job, sample) if raw else jobs.extension(run.job, sample)
-    return tree.path_of(tree.SlotPlace(run.name, sample.step, sample.rank, sample.slot, extension, raw))
+    place = tree.SlotPlace(run.name, sample.step, sample.rank, sample.slot, _extension(run, sample, raw), raw)
+    return tree.path_of(place)
 
 
 def _id_path(run: JobRun, sample: Sample, raw: bool) -> str:
-    extension = jobs.raw_extension(run.job, sample) if raw else jobs.extension(run.job, sample)
-    return tree.path_of(tree.IdPlace(run.name, sample.sample_id, extension, raw))
+    return tree.path_of(tree.IdPlace(run.name, sample.sample_id, _extension(run, sample, raw), raw))
+
+
+def _extension(run: JobRun, sample: Sample, raw: bool) -> str:
+    return jobs.raw_extension(run.job, sample) if raw else jobs.extension(run.job, sample)
