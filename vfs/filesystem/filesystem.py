@@ -121,7 +121,7 @@ class FileSystem:
         """Find a name and count one reference of the kernel to what it is."""
         path = self.inodes.path(parent, name)
         node, ttl_s = await self._lookup(path)
-        inode = self.inodes.remember(_row(parent, name, node), lookups=1)
+        inode = self.inodes.remember(row_of(parent, name, node), lookups=1)
         return Attributes(inode.ino, node, ttl_s)
 
     async def attributes(self, ino: Ino) -> Attributes:
@@ -132,7 +132,7 @@ class FileSystem:
         path = self.inodes.path(ino)
         tree = self._tree(path)
         if inode.row.kind is not Kind.DIRECTORY and (tree is None or tree.is_fixed(inode.row.identity)):
-            return Attributes(ino, _node_of(inode.row), _TABLE_TTL_S)  # an inode is a version: it can't change
+            return Attributes(ino, node_of(inode.row), _TABLE_TTL_S)  # an inode is a version: it can't change
         if is_writable(tree) and (node := tree.known(inode.row.identity, None)) is not None:
             return Attributes(ino, node, node.ttl_s)
         try:
@@ -140,7 +140,7 @@ class FileSystem:
         except NotFound:
             node = None
         if node is None or node.identity != inode.row.identity:
-            return Attributes(ino, self._nameless_node(ino) or _node_of(inode.row), 0.0)
+            return Attributes(ino, self._nameless_node(ino) or node_of(inode.row), 0.0)
         return Attributes(ino, node, ttl_s)
 
     def _nameless_node(self, ino: Ino) -> Node | None:
@@ -230,7 +230,7 @@ class FileSystem:
     def remember_children(self, parent: Ino, children: Iterable[Child]) -> Iterator[tuple[Child, Attributes]]:
         """Yield listed entries, counting one reference of the kernel to each that is taken. Inside `inodes.batch()`."""
         for child in children:
-            inode = self.inodes.remember(_row(parent, child.name, child.node), lookups=1)
+            inode = self.inodes.remember(row_of(parent, child.name, child.node), lookups=1)
             yield child, Attributes(inode.ino, child.node, child.node.ttl_s)
 
     def _close_directory(self, ino: Ino) -> None:
@@ -477,9 +477,16 @@ class FileSystem:
         return tree.statfs(path) if isinstance(tree, LocalTree) else None
 
 
-def _row(parent: Ino, name: bytes, node: Node) -> Row:
-    return Row(parent, name, node.kind, node.identity, node.version, node.mode, node.uid, node.gid, node.nlink, node.target)
+def row_of(parent: Ino, name: bytes, node: Node, *, file: str = "") -> Row:
+    """Return what the inode table keeps of an object under a name.
+
+    Args:
+        file: as of `Row`.
+    """
+    kept = node.kind, node.identity, node.version, node.mode, node.uid, node.gid, node.nlink, node.target
+    return Row(parent, name, *kept, file=file)
 
 
-def _node_of(row: Row) -> Node:
+def node_of(row: Row) -> Node:
+    """Return an object as the inode table keeps it."""
     return Node(row.kind, row.identity, row.version, row.mode, row.uid, row.gid, row.nlink, row.target)

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from vfs.errors import Corrupt, NotADirectory, NotFound, Stale
 from vfs.filesystem.agent import SamplesClient
 from vfs.filesystem.buffered import BufferedDirectory
-from vfs.filesystem.filesystem import Attributes
+from vfs.filesystem.filesystem import Attributes, node_of, row_of
 from vfs.filesystem.merged import MergedDirectory
 from vfs.filesystem.scratch import read_at
 from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, Buffer, Child
 from vfs.filesystem.tree import Node as Found
 from vfs.model import Ino, Kind, Version, can_posix_carry
-from vfs.namespace.inodes import ROOT, InodeTable, Row
+from vfs.namespace.inodes import ROOT, InodeTable
 from vfs.oserrors import Translated
 from vfs.samples import tree, wire
 from vfs.samples.model import Form
@@ -94,7 +94,7 @@ class SampleFiles:
             raise NotFound(path)
         if is_reader:
             self._enter(path)
-        inode = self.inodes.remember(_row(parent, name, found := self._found(node), node.file), lookups=1)
+        inode = self.inodes.remember(row_of(parent, name, found := self._found(node), file=node.file), lookups=1)
         self._keep(inode.ino, node)
         return Attributes(inode.ino, found, found.ttl_s)
 
@@ -102,9 +102,7 @@ class SampleFiles:
         """Return the attributes of an inode, which never change."""
         if ino == ROOT:
             return Attributes(ROOT, self._directory(self._started_ns), FIXED_TTL_S)
-        row = self.inodes.get(ino).row
-        found = Found(row.kind, row.identity, row.version, row.mode, row.uid, row.gid, row.nlink)
-        return Attributes(ino, found, FIXED_TTL_S)
+        return Attributes(ino, node_of(self.inodes.get(ino).row), FIXED_TTL_S)
 
     def forget(self, counts: list[tuple[Ino, int]]) -> None:
         """Take references of the kernel back."""
@@ -190,7 +188,7 @@ class SampleFiles:
         nodes, parent = self._listings[handle].nodes, Ino(handle & ~_PRIMING)
         for child in children:
             node = nodes[child.name]
-            inode = self.inodes.remember(_row(parent, child.name, child.node, node.file), lookups=1)
+            inode = self.inodes.remember(row_of(parent, child.name, child.node, file=node.file), lookups=1)
             if node.kind is Kind.FILE:
                 self._keep(inode.ino, node)
             yield child, Attributes(inode.ino, child.node, child.node.ttl_s)
@@ -286,9 +284,3 @@ def _open_if_there(file: str) -> int | None:
         return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-
-
-def _row(parent: Ino, name: bytes, found: Found, file: str) -> Row:
-    return Row(
-        parent, name, found.kind, found.identity, found.version, found.mode, found.uid, found.gid, found.nlink, "", file=file
-    )  # fmt: skip
