@@ -125,7 +125,6 @@ class JobRun:
         self.trouble = Reason.LATE
         self.node = ""
         self.refused: deque[str] = deque(maxlen=20)
-        self.woken = asyncio.Event()
         self._clock = clock
         self._groups: LoadCache[tuple[int, int], Sequence[Sample]] = LoadCache(self._load, kept=_GROUPS_KEPT)
 
@@ -170,10 +169,8 @@ class JobRun:
             if fact.prepared_s:
                 self.totals.lead_s += now_s - fact.prepared_s
                 self.totals.lead_groups += 1
-        if news:
-            if before is not None and (left := self.facts.get((before, rank))) is not None:
-                left.left_s = now_s
-            self.woken.set()
+        if news and before is not None and (left := self.facts.get((before, rank))) is not None:
+            left.left_s = now_s
         return news
 
     async def _load(self, place: tuple[int, int]) -> Sequence[Sample]:

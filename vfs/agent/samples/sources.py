@@ -132,7 +132,6 @@ class EngineSource:
         self, registry: Registry, engine: Engine, samples: Samples, spool: Spool, writer: ThreadPoolExecutor
     ) -> None:
         self._preparer = Preparer(registry, engine)
-        self._engine = engine
         self._samples = samples
         self._spool = spool
         self._writer = writer

@@ -228,7 +228,7 @@ class Conductor:
                 elapsed, looked_s = now_s - looked_s, now_s
                 egress += ((self._sent - sent) / elapsed - egress) / _EGRESS_LOOKS
                 sent = self._sent
-                self.load = self._host.look(now_s, egress=egress, queued=self.queue.queued)
+                self.load = self._host.look(now_s, egress=egress)
                 for name in self.queue.jobs:
                     self.queue.charge(name, self._charged.pop(name, 0.0), elapsed)
                 if (reason := stop(self.load, self.queue.bounds)) is not None:

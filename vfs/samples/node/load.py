@@ -27,13 +27,8 @@ class HostLoad:
         self._own_total = 0.0
         self._own_seen = 0.0
 
-    @property
-    def own_total_s(self) -> float:
-        """Return CPU seconds of all transforms up to the last look."""
-        return self._own_total
-
-    def look(self, now_s: float, *, egress: float, queued: int) -> Load:
-        """Return the load since some looks ago."""
+    def look(self, now_s: float, *, egress: float) -> Load:
+        """Return the load since some looks ago, but for `queued`, which the queue fills in."""
         busy_s = _busy_s(self._cpus)
         own = self._own_cpu_s()
         # A process that was replaced took its count with it: what it had used since the last look is not ours then.
@@ -49,7 +44,6 @@ class HostLoad:
             others_cpus=min(others, float(len(self._cpus))),
             memory_free=_memory_free(),
             egress=egress,
-            queued=queued,
         )
 
 

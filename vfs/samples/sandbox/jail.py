@@ -166,8 +166,8 @@ class Cell:
 
     def __init__(self, jail: Jail) -> None:
         self._jail = jail
-        self._raw_fd, self._raw_size = os.memfd_create("raw", os.MFD_CLOEXEC), 0
-        self._made_fd, self._made_size = os.memfd_create("made", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), 0
+        self._raw_fd = os.memfd_create("raw", os.MFD_CLOEXEC)
+        self._made_fd = os.memfd_create("made", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._pid = self._pidfd = -1
         self._line: socket.socket | None = None
         self._done = 0
@@ -193,14 +193,14 @@ class Cell:
             self._line.sendall(frame(task))
             answer = self._answer(wait_s)
         except TimeoutError:
-            self._end(signal.SIGKILL)
+            self._end()
             return Fault(Reason.TIME, f"gives no answer for {wait_s:g} s")
         except (OSError, EOFError, msgspec.MsgspecError) as exc:
             return self._ended(task, exc)
         if isinstance(answer, Trouble):
             return Fault(_REASONS[answer.kind], answer.text, answer.cpu_s)
         if not 0 <= answer.size <= task.output_bytes:
-            self._end(signal.SIGKILL)
+            self._end()
             return Fault(Reason.OUTPUT, f"says that it made {answer.size} bytes")
         return Made(os.pread(self._made_fd, answer.size, 0), answer.pixels, answer.seconds, answer.cpu_s)
 
@@ -230,12 +230,12 @@ class Cell:
 
     def close(self) -> None:
         """End the process. Not while `run` runs."""
-        self._end(signal.SIGKILL)
+        self._end()
         os.close(self._raw_fd)
         os.close(self._made_fd)
 
     def _replace(self) -> None:
-        self._end(signal.SIGKILL)
+        self._end()
         ours, theirs = socket.socketpair()
         readable = os.open(f"/proc/self/fd/{self._raw_fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -262,7 +262,7 @@ class Cell:
         return found
 
     def _ended(self, task: Task, exc: Exception) -> Fault:
-        killed, how = self._killed, self._end(signal.SIGKILL)
+        killed, how = self._killed, self._end()
         if killed:
             return Fault(Reason.CPU, "aborted")
         if how == "SIGXCPU":
@@ -271,7 +271,7 @@ class Cell:
             return Fault(Reason.CRASHED, "answers with something else")
         return Fault(Reason.CRASHED, f"ended: {how or 'unknown'}")
 
-    def _end(self, number: signal.Signals) -> str:
+    def _end(self) -> str:
         """End the process if there is one; return how it ended."""
         with self._lock:
             if self._line is None:
@@ -282,7 +282,7 @@ class Cell:
         if not select.select([pidfd], [], [], 0)[0]:
             # What closed its end dies by itself; how it does is worth a moment.
             if not select.select([pidfd], [], [], 0.05)[0]:
-                signal.pidfd_send_signal(pidfd, number)
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             select.select([pidfd], [], [])
         os.close(pidfd)
         return self._jail.wait(pid)
