@@ -67,6 +67,7 @@ class ArrowFeed:
         self._lake = lake
         self._job = job.name
         self._directory = directory
+        # Steps are added while a job runs, so the files together have no version; rows or the job state one.
         self._fill = filler(job, "")
         self._mtime_ns = mtime_ns
         self._steps: LoadCache[int, Groups] = LoadCache(self._load, kept=_STEPS_KEPT)
@@ -82,11 +83,6 @@ class ArrowFeed:
         if not entries:
             raise InvalidFeed(directory, "holds no step_NNNNNNN.parquet or .arrow")
         return cls(lake, job, directory, min(entry.version.mtime_ns for entry in entries))
-
-    @property
-    def version(self) -> str:
-        """Return "": steps are added while a job runs, so the files together have no version; rows or the job state one."""
-        return ""
 
     @property
     def mtime_ns(self) -> int:

@@ -85,9 +85,8 @@ class BinsFeed:
         self._maps = maps
         self._firsts = [each.first for each, _, _ in maps]
         self._steps = lake_path(said.steps, directory)
-        self._version = said.dataset_version or version
         self._mtime_ns = mtime_ns
-        self._fill = filler(job, self._version)
+        self._fill = filler(job, said.dataset_version or version)
 
     @classmethod
     async def open(cls, lake: Lake, job: Job, file: LakePath) -> BinsFeed:
@@ -113,11 +112,6 @@ class BinsFeed:
         _check(file, said, maps)
         version = version_of([(file, entry), *zip(paths, entries, strict=True)])
         return cls(lake, job, file, said, maps, version, max(each.version.mtime_ns for each in (entry, *entries)))
-
-    @property
-    def version(self) -> str:
-        """Return the data set version that the description states, or the state of it and the maps."""
-        return self._version
 
     @property
     def mtime_ns(self) -> int:

@@ -47,17 +47,11 @@ class IndexedFeed:
         self._samples = samples
         self._count = order.rows if order else samples.count
         self._steps = range(batching.step_count(batches, self._count))
-        self._version = version_of(files)
         self._mtime_ns = max(entry.version.mtime_ns for _, entry in files)
-        self._fill = filler(job, self._version)
+        self._fill = filler(job, version_of(files))
         if not self._steps:
             where = files[-1][0]
             raise InvalidFeed(where, f"{self._count} samples are less than one batch of the whole world")
-
-    @property
-    def version(self) -> str:
-        """Return the state of the files that say what is where."""
-        return self._version
 
     @property
     def mtime_ns(self) -> int:

@@ -42,12 +42,8 @@ class Feed(Protocol):
     A file that is replaced while it is in use raises `Stale`.
 
     Attributes:
-        version: of the files that the feed consists of; another version may order or name other samples.
         mtime_ns: of the schedule.
     """
-
-    @property
-    def version(self) -> str: ...
 
     @property
     def mtime_ns(self) -> int: ...
