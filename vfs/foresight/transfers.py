@@ -32,11 +32,13 @@ def batches(files: Iterable[ManifestFile]) -> list[list[ManifestFile]]:
         (tiny if file.size < TINY_BYTES else large).append(file)
     found = [[file] for file in sorted(large, key=lambda file: -file.size)]
     pack: list[ManifestFile] = []
+    size = 0
     for file in sorted(tiny, key=lambda file: file.at):
-        if pack and (len(pack) == PACK_FILES or sum(each.size for each in pack) + file.size > PACK_BYTES):
+        if pack and (len(pack) == PACK_FILES or size + file.size > PACK_BYTES):
             found.append(pack)
-            pack = []
+            pack, size = [], 0
         pack.append(file)
+        size += file.size
     return [*found, pack] if pack else found
 
 

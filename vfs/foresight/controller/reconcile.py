@@ -259,25 +259,32 @@ class Reconciler:
         lock = asyncio.Lock()
         await self._note(record, phase=Phase.COPYING, priority=urgency)
         record = msgspec.structs.replace(record, phase=Phase.COPYING, priority=urgency)
+        total = sum(map(_size, copies.values()))
 
         async def done(copy: FileCopy) -> None:
+            nonlocal total
             async with lock:  # each count is made of the one before
+                replaced = copies.get(copy.path)
+                total += _size(copy) - (_size(replaced) if replaced is not None else 0)
                 copies[copy.path] = copy
-                await self._report(record, copy, copies)
+                await self._report(record, copy, count=len(copies), total=total)
 
         await self._executor.copy(record, files, done)
         await self._note(record, attempts=0, reason="")
 
-    async def _report(self, record: ReplicaRecord, copy: FileCopy, copies: Mapping[str, FileCopy]) -> None:
-        """Note a file that was copied, in the record and in the ledger, together."""
-        size = sum(length for _, length in copy.ranges) or copy.size
+    async def _report(self, record: ReplicaRecord, copy: FileCopy, *, count: int, total: int) -> None:
+        """Note a file that was copied, in the record and in the ledger, together.
+
+        Args:
+            count, total: files that are there by now, and their bytes.
+        """
+        size = _size(copy)
         while True:
             kept = await self._store.get(keys.replica_key(record.id))
             if kept is None:
                 return
             now: ReplicaRecord = keys.decode(kept.value, ReplicaRecord)
-            total = sum(sum(length for _, length in each.ranges) or each.size for each in copies.values())
-            now = msgspec.structs.replace(now, files=len(copies), bytes=total)
+            now = msgspec.structs.replace(now, files=count, bytes=total)
             changes = [Put(kept.key, keys.encode(now)), Put(keys.copies_prefix(record.id) + copy.path, keys.encode(copy))]
             expect = {kept.key: kept.revision}
             line = await self._line(record)
@@ -350,3 +357,8 @@ class Reconciler:
             if entry.outcome is Outcome.OPEN:
                 refused = msgspec.structs.replace(entry, outcome=Outcome.REFUSED)
                 await self._store.write([Put(line.key, keys.encode(refused))], expect={line.key: line.revision})
+
+
+def _size(copy: FileCopy) -> int:
+    """Return how many bytes of a file lie at the destination."""
+    return sum(length for _, length in copy.ranges) or copy.size
