@@ -51,9 +51,9 @@ class Seen:
         wanted: its hint lives, its mechanism is on, and it has not outlived what it may.
         why: it is not, for people.
         checkpoint: None: nothing is known of it.
-        files: that are complete at the origin and belong into the copy, by path.
+        files: that are complete at the origin and belong into the copy, by path; None where no step depends on them.
         count: of those that belong into it, once all are there.
-        copies: that were verified at the destination, by path.
+        copies: that were verified at the destination, by path; None likewise.
         is_open: somebody reads from it, or has not said that they stopped.
         rested: long enough since it was last offered that everybody has heard so.
         origin: asked only where a drop depends on it.

@@ -41,6 +41,8 @@ from vfs.model import SitePath, join
 log = logging.getLogger(__name__)
 REST_S = 2.0
 """Between "not offered any more" and removal: every mount has heard of it, twice over."""
+_BUILT = (Phase.DESIRED, Phase.COPYING, Phase.VERIFIED)
+"""In these the plan compares files with copies; elsewhere those records stay unread, as many as the checkpoint has files."""
 
 
 class Looked(NamedTuple):
@@ -127,15 +129,17 @@ class Reconciler:
         hint = await self._get(keys.hint_key(record.hint), Hint, revisions)
         checkpoint = await self._get(keys.checkpoint_key(record.path), Checkpoint, revisions)
         why = await self._unwanted(record, hint)
+        builds = not why and record.phase in _BUILT
+        drops = bool(why) and record.phase is Phase.EXPIRING
         count = len({each.path for each in record.hot}) or (checkpoint.files if checkpoint is not None else 0)
         seen = Seen(
             record,
             wanted=not why,
             why=why,
             checkpoint=checkpoint,
-            files=await self._files(record) if not why else None,
+            files=await self._files(record) if builds else None,
             count=count,
-            copies=await self._records(keys.copies_prefix(replica), FileCopy),
+            copies=await self._records(keys.copies_prefix(replica), FileCopy) if builds or drops else None,
             is_open=record.phase is Phase.EXPIRING and await self._is_open(replica),
             rested=self._rested(record),
         )
