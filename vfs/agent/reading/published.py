@@ -35,7 +35,7 @@ class Place:
 class Published:
     """Answers by the identity of the origin's object.
 
-    Invariant: `_of` holds exactly the copies of the files in `_replicas`.
+    Invariant: `_of` holds exactly the copies of the files in `_replicas`, and `_identities` what they are read as.
     """
 
     def __init__(self, mounts: MountTable, fetcher: Fetcher, place: Place) -> None:
@@ -43,6 +43,7 @@ class Published:
         self._fetcher = fetcher
         self._place = place
         self._replicas: dict[ReplicaId, dict[Identity, Copy]] = {}
+        self._identities: dict[ReplicaId, set[Identity]] = {}
         self._of: dict[Identity, dict[ReplicaId, Copy]] = {}
         self._crowds: set[ReplicaId] = set()
 
@@ -60,6 +61,7 @@ class Published:
             if (replica.site, file.at) != (point.site, file.origin_at)  # copies that the origin itself keeps and chooses from
         }
         self._replicas[replica.id] = found
+        self._identities[replica.id] = {copy.identity for copy in found.values()}
         if replica.mechanism is Mechanism.HOT_FILES:
             self._crowds.add(replica.id)
         for origin, copy in found.items():
@@ -74,7 +76,7 @@ class Published:
             del self._of[origin][replica]
             if not self._of[origin]:
                 del self._of[origin]
-        self._fetcher.withdraw({copy.identity for copy in found.values()})
+        self._fetcher.withdraw(self._identities.pop(replica, set()))
 
     def of(self, origin: Identity) -> list[Copy]:
         """Return the copies of an object; those made for a crowd with this host's turns."""
@@ -92,7 +94,7 @@ class Published:
     def in_use(self) -> set[ReplicaId]:
         """Return the copies from which something that is open here may be read."""
         held = self._fetcher.copies_held()
-        return {replica for replica, files in self._replicas.items() if any(copy.identity in held for copy in files.values())}
+        return {replica for replica, own in self._identities.items() if not own.isdisjoint(held)}
 
     def _order(self, origin: Identity, crowd: Sequence[str]) -> list[int]:
         if not crowd:
