@@ -40,6 +40,7 @@ class _Copy:
     """
 
     record: ReplicaRecord
+    files: tuple[Identity, ...]
     bytes: int = 0
     fallbacks: int = 0
     saved_s: float = 0.0
@@ -68,16 +69,18 @@ class Benefit:
     def put(self, record: ReplicaRecord, files: Iterable[FileCopy]) -> None:
         """Count for a copy that is offered from now on."""
         self.remove(record.id)
-        self._copies[record.id] = _Copy(record)
-        for file in files:
-            self._of[Identity(record.site, file.at, file.version)] = record.id
+        identities = tuple(Identity(record.site, file.at, file.version) for file in files)
+        self._copies[record.id] = _Copy(record, identities)
+        self._of.update(dict.fromkeys(identities, record.id))
 
     def remove(self, replica: ReplicaId) -> None:
         """Count no more; what was counted is told still."""
         gone = self._copies.pop(replica, None)
         if gone is not None:
             self._gone.append(gone)
-            self._of = {identity: name for identity, name in self._of.items() if name != replica}
+            for identity in gone.files:
+                if self._of.get(identity) == replica:  # else another copy has the same file
+                    del self._of[identity]
 
     def served(self, served: Served) -> None:
         """Take in a range of an object that has copies."""
