@@ -8,6 +8,9 @@ exceptions are translated into these once, where the library is called. Errors c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 
@@ -139,3 +142,8 @@ def to_failure(error: ForemountError) -> Failure:
 def from_failure(failure: Failure) -> ForemountError:
     """Return the error again; a kind that this version does not know becomes the base class."""
     return _BY_NAME.get(failure.kind, ForemountError)(failure.subject, failure.reason, failure.hint)
+
+
+def failure_from(fields: Mapping[str, Any]) -> ForemountError:
+    """Return the error that the fields kind, subject, reason and hint describe."""
+    return from_failure(Failure(*(str(fields.get(key, "")) for key in ("kind", "subject", "reason", "hint"))))

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from vfs.errors import Failure, ForemountError, Unavailable, from_failure
+from vfs.errors import ForemountError, Unavailable
 from vfs.foresight.model import (
     Anomaly,
     EvaluationCancelled,
@@ -41,8 +41,9 @@ from vfs.foresight.model import (
     Restarted,
     SaveBegun,
 )
-from vfs.foresight.signing import HEADER, parse_secrets, signature
+from vfs.foresight.signing import parse_secrets, refusal_of, signed
 from vfs.model import LakePath, SiteName
+from vfs.unixhttp import UnixConnection
 
 TIMEOUT_S = 10.0
 
@@ -164,10 +165,7 @@ class Training:
 
     def _request(self, controller: str, method: str, target: str, body: bytes) -> dict[str, Any]:
         connection = _connection(controller, self._timeout_s)
-        headers = {"Content-Type": "application/json"}
-        if self._secrets:
-            sender, secret = next(iter(self._secrets.items()))
-            headers[HEADER] = signature(sender, secret, method, target, body)
+        headers = {"Content-Type": "application/json", **signed(self._secrets, method, target, body)}
         try:
             connection.request(method, target, body or None, headers)
             response = connection.getresponse()
@@ -177,35 +175,14 @@ class Training:
         finally:
             connection.close()
         if response.status != 200:
-            raise _refusal(controller, response.status, answer)
+            raise refusal_of(controller, response.status, answer)
         found: dict[str, Any] = msgspec.json.decode(answer)
         return found
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def _connection(controller: str, timeout_s: float) -> http.client.HTTPConnection:
     if controller.startswith("/"):
-        return _UnixConnection(controller, timeout_s)
+        return UnixConnection(controller, timeout_s)
     parts = urlsplit(controller)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname or "", parts.port, timeout=timeout_s)
-
-
-def _refusal(controller: str, status: int, answer: bytes) -> ForemountError:
-    try:
-        fields = msgspec.json.decode(answer)["error"]
-        return from_failure(Failure(*(str(fields.get(key, "")) for key in ("kind", "subject", "reason", "hint"))))
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return Unavailable(controller, f"answered with HTTP status {status}")

@@ -45,6 +45,7 @@ LAYER_OF_PACKAGE = {
     "vfs.samples": "services",
     "vfs.foresight": "services",
     "vfs.training": "services",
+    "vfs.unixhttp": "services",
     "vfs.filesystem": "file system",
     "vfs.traces": "file system",
     "vfs.agent": "file system",  # the rooms that do for the agent what the file system does for the fs worker

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from vfs.errors import DeadlineExceeded, Failure, ForemountError, Unavailable, WrongAnswer, from_failure
+from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, WrongAnswer, failure_from
+from vfs.unixhttp import UnixConnection
 
 LINE_BYTES_MAX = 1 << 20
 _HINT = "foremount status says how the agent does"
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket; the host name only fills the Host header."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class AdminClient:
@@ -60,7 +47,7 @@ class AdminClient:
 
         A stream that ends without a line {"done": true, …} was cut off.
         """
-        connection = _UnixConnection(self._path, self._timeout_s)
+        connection = UnixConnection(self._path, self._timeout_s)
         try:
             response = self._ask(connection, "POST", resource, body)
             done = False
@@ -76,7 +63,7 @@ class AdminClient:
             connection.close()
 
     def _document(self, method: str, target: str, body: Any, headers: Mapping[str, str] | None = None) -> Any:
-        connection = _UnixConnection(self._path, self._timeout_s)
+        connection = UnixConnection(self._path, self._timeout_s)
         try:
             return _decode(self._ask(connection, method, target, body, headers).read())
         except (OSError, http.client.HTTPException) as exc:
@@ -85,7 +72,7 @@ class AdminClient:
             connection.close()
 
     def _ask(
-        self, connection: _UnixConnection, method: str, target: str, body: Any, headers: Mapping[str, str] | None = None
+        self, connection: UnixConnection, method: str, target: str, body: Any, headers: Mapping[str, str] | None = None
     ) -> http.client.HTTPResponse:
         payload = None if body is None else json.dumps(body)
         stated = {"Content-Type": "application/json"} if payload else {}
@@ -104,11 +91,6 @@ def _decode(body: bytes) -> Any:
     if not isinstance(document, dict):
         raise WrongAnswer("agent", "answered with JSON that is no object")
     return document
-
-
-def failure_from(fields: dict[str, Any]) -> ForemountError:
-    """Return the error that the fields kind, subject, reason and hint describe."""
-    return from_failure(Failure(*(str(fields.get(key, "")) for key in ("kind", "subject", "reason", "hint"))))
 
 
 def _refusal(status: int, body: bytes) -> ForemountError:

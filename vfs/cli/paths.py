@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from vfs.cli import locate, output
-from vfs.cli.client import AdminClient, failure_from
+from vfs.cli.client import AdminClient
+from vfs.errors import failure_from
 from vfs.units import format_size
 
 QUESTION_S = 30.0

@@ -1,7 +1,7 @@
 """Who asks a controller over the network: each request carries its sender's name and a keyed digest of all that it says.
 
 Pure: no I/O, no clock. Secrets never travel. A request that is sent again by somebody who overheard it changes little:
-events count once, and all other orders say how things are to be.
+events count once, and all other orders say how things are to be. All who ask read a refusal with `refusal_of`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 
-from vfs.errors import InvalidConfig
+import msgspec
+
+from vfs.errors import ForemountError, InvalidConfig, Unavailable, failure_from
 
 HEADER = "Foremount-Signature"
 _SECRET_CHARS_MIN = 16
@@ -42,6 +44,14 @@ def signature(sender: str, secret: bytes, method: str, target: str, body: bytes)
     return f"{sender} {hmac.new(secret, said, hashlib.sha256).hexdigest()}"
 
 
+def signed(secrets: Mapping[str, bytes], method: str, target: str, body: bytes) -> dict[str, str]:
+    """Return the headers of a request that the first of the secrets signs; none where there is no secret."""
+    if not secrets:
+        return {}
+    sender, secret = next(iter(secrets.items()))
+    return {HEADER: signature(sender, secret, method, target, body)}
+
+
 def signer(secrets: Mapping[str, bytes], header: str, method: str, target: str, body: bytes) -> str | None:
     """Return who signed a request, None where nobody known did."""
     sender = header.partition(" ")[0]
@@ -49,3 +59,11 @@ def signer(secrets: Mapping[str, bytes], header: str, method: str, target: str, 
     if secret is None:
         return None
     return sender if hmac.compare_digest(header, signature(sender, secret, method, target, body)) else None
+
+
+def refusal_of(controller: str, status: int, answer: bytes) -> ForemountError:
+    """Return the error that a controller answered with; one that does not say so counts as not there."""
+    try:
+        return failure_from(msgspec.json.decode(answer)["error"])
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return Unavailable(controller, f"answered with HTTP status {status}")

@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from vfs.errors import Failure, ForemountError, Unavailable, WrongAnswer, from_failure
+from vfs.errors import Unavailable, WrongAnswer
 from vfs.foresight.controller.api import QUIET_S, Reads
 from vfs.foresight.model import Event, ReplicaId
 from vfs.foresight.offers import Offers
-from vfs.foresight.signing import HEADER, signature
+from vfs.foresight.signing import refusal_of, signed
 
 _TIMEOUT_S = 10.0
 _LINE_BYTES_MAX = 256 << 20
@@ -47,13 +47,13 @@ class Remote:
     async def offers(self) -> AsyncIterator[Offers]:
         base = self._controllers[0]
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_S, sock_read=3 * QUIET_S)
-        headers = self._headers("GET", "/v1/offers", b"")
+        headers = signed(self._secrets, "GET", "/v1/offers", b"")
         try:
             async with self._session.get(
                 f"{base}/v1/offers", headers=headers, timeout=timeout, read_bufsize=_LINE_BYTES_MAX
             ) as response:
                 if response.status != 200:
-                    raise _refusal(base, response.status, await response.read())
+                    raise refusal_of(base, response.status, await response.read())
                 async for line in response.content:
                     yield msgspec.json.decode(line, type=Offers)
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
@@ -67,13 +67,13 @@ class Remote:
     async def _post(self, target: str, body: Any) -> dict[str, Any]:
         payload, trouble = msgspec.json.encode(body), ""
         for base in list(self._controllers):
-            headers = self._headers("POST", target, payload)
+            headers = signed(self._secrets, "POST", target, payload)
             try:
                 async with self._session.post(f"{base}{target}", data=payload, headers=headers) as response:
                     answer = await response.read()
                     if response.status == 200:
                         return dict(msgspec.json.decode(answer))
-                    refused = _refusal(base, response.status, answer)
+                    refused = refusal_of(base, response.status, answer)
                     if not isinstance(refused, Unavailable):
                         raise refused
                     trouble = str(refused)
@@ -84,17 +84,3 @@ class Remote:
 
     def _next(self) -> None:
         self._controllers.append(self._controllers.pop(0))
-
-    def _headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
-        if not self._secrets:
-            return {}
-        sender, secret = next(iter(self._secrets.items()))
-        return {HEADER: signature(sender, secret, method, target, body)}
-
-
-def _refusal(base: str, status: int, answer: bytes) -> ForemountError:
-    try:
-        fields = msgspec.json.decode(answer)["error"]
-        return from_failure(Failure(*(str(fields.get(key, "")) for key in ("kind", "subject", "reason", "hint"))))
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return Unavailable(base, f"answered with HTTP status {status}")
