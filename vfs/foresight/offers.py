@@ -16,7 +16,7 @@ from vfs.clock import Clock
 from vfs.foresight import keys
 from vfs.foresight.controller.intake import SEEN_S, Marks, accept
 from vfs.foresight.model import Event, FileCopy, Phase, ReplicaId, ReplicaRecord
-from vfs.foresight.stores.protocol import CHANGES_MAX, Delete, LeaseId, Put, Store, every
+from vfs.foresight.stores.protocol import Delete, LeaseId, Put, Store, every, write_all
 
 log = logging.getLogger(__name__)
 OPEN_S = 30.0
@@ -108,6 +108,5 @@ class Direct:
             lease, before = await self._store.lease(OPEN_S), frozenset()
         changes: list[Put | Delete] = [Put(keys.open_prefix(each) + mount, b"", lease) for each in sorted(now - before)]
         changes += [Delete(keys.open_prefix(each) + mount) for each in sorted(before - now)]
-        for start in range(0, len(changes), CHANGES_MAX):
-            await self._store.write(changes[start : start + CHANGES_MAX])
+        await write_all(self._store, changes)
         self._leases[mount] = lease, now

@@ -33,7 +33,7 @@ from vfs.foresight.model import (
     SaveBegun,
 )
 from vfs.foresight.predictor import Prediction, expired, predict
-from vfs.foresight.stores.protocol import CHANGES_MAX, Delete, Item, LeaseId, Put, Store, every
+from vfs.foresight.stores.protocol import CHANGES_MAX, Delete, Item, LeaseId, Put, Store, every, write_all
 from vfs.model import LakePath
 
 log = logging.getLogger(__name__)
@@ -201,14 +201,12 @@ class Intake:
                 if before.version == file.version:
                     continue
             changes.append(Put(key, keys.encode(file), lease))
-        for start in range(0, len(changes), CHANGES_MAX):
-            await self._store.write(changes[start : start + CHANGES_MAX])
+        await write_all(self._store, changes)
 
     async def _forget_files(self, path: LakePath) -> None:
         """A new save of a path begins with nothing."""
         items, _ = await every(self._store, keys.files_prefix(path))
-        for start in range(0, len(items), CHANGES_MAX):
-            await self._store.write([Delete(item.key) for item in items[start : start + CHANGES_MAX]])
+        await write_all(self._store, [Delete(item.key) for item in items])
 
     async def _entries(
         self, event: Event, job: JobState, prediction: Prediction, now_ns: int, expect: dict[str, int]

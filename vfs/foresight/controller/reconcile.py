@@ -35,7 +35,7 @@ from vfs.foresight.model import (
 from vfs.foresight.placing import Place
 from vfs.foresight.plan import Next, Origin, Seen, Step, may_be_last, next_step
 from vfs.foresight.priority import priority
-from vfs.foresight.stores.protocol import CHANGES_MAX, Delete, Item, Put, Store, every
+from vfs.foresight.stores.protocol import Delete, Item, Put, Store, every, write_all
 from vfs.model import SitePath, join
 
 log = logging.getLogger(__name__)
@@ -308,9 +308,7 @@ class Reconciler:
             log.warning(
                 "replica %s of %s at %s: %s files are not as they were", record.id, record.path, record.site, len(broken)
             )
-            for start in range(0, len(broken), CHANGES_MAX):
-                gone = broken[start : start + CHANGES_MAX]
-                await self._store.write([Delete(keys.copies_prefix(record.id) + path) for path in gone])
+            await write_all(self._store, [Delete(keys.copies_prefix(record.id) + path) for path in broken])
             return
         await self._change(record, looked.revisions, phase=Phase.VERIFIED, save_id=seen.checkpoint.save_id)
 
@@ -346,8 +344,7 @@ class Reconciler:
 
     async def _forget(self, record: ReplicaRecord) -> None:
         items, _ = await every(self._store, keys.copies_prefix(record.id))
-        for start in range(0, len(items), CHANGES_MAX):
-            await self._store.write([Delete(item.key) for item in items[start : start + CHANGES_MAX]])
+        await write_all(self._store, [Delete(item.key) for item in items])
         await self._store.write([Delete(keys.replica_key(record.id)), Delete(keys.lives_key(record.id))])
 
     async def _line(self, record: ReplicaRecord) -> Item | None:

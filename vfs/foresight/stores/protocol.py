@@ -132,6 +132,12 @@ async def every(store: Store, prefix: str) -> tuple[list[Item], int]:
     return found, revision
 
 
+async def write_all(store: Store, changes: Sequence[Put | Delete]) -> None:
+    """Make changes that need not be made together, in order, as many in one `write` as it takes."""
+    for start in range(0, len(changes), CHANGES_MAX):
+        await store.write(changes[start : start + CHANGES_MAX])
+
+
 def end_of(prefix: bytes) -> bytes:
     """Return the first key that comes after all that begin with `prefix`; b"\\0", etcd's word for no end, where none does."""
     kept = prefix.rstrip(b"\xff")
