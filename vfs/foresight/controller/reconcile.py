@@ -291,11 +291,7 @@ class Reconciler:
             now = msgspec.structs.replace(now, files=count, bytes=total)
             changes = [Put(kept.key, keys.encode(now)), Put(keys.copies_prefix(record.id) + copy.path, keys.encode(copy))]
             expect = {kept.key: kept.revision}
-            line = await self._line(record)
-            if line is not None:
-                entry = ledger.prepared(keys.decode(line.value, LedgerEntry), size, size)
-                changes.append(Put(line.key, keys.encode(entry)))
-                expect[line.key] = line.revision
+            changes += await self._accounted(record, lambda entry: ledger.prepared(entry, size, size), expect)
             if await self._store.write(changes, expect=expect):
                 return
 
@@ -320,11 +316,7 @@ class Reconciler:
             lease = await self._store.lease(record.expires_in_s)
             more.append(Put(keys.lives_key(record.id), b"", lease))
         revisions = dict(looked.revisions)
-        line = await self._line(record)
-        if line is not None:
-            entry = ledger.published(keys.decode(line.value, LedgerEntry), record, now_ns)
-            more.append(Put(line.key, keys.encode(entry)))
-            revisions[line.key] = line.revision
+        more += await self._accounted(record, lambda entry: ledger.published(entry, record, now_ns), revisions)
         fields = {"phase": Phase.PUBLISHED, "ready_ns": now_ns, "published_ns": now_ns, "reason": ""}
         if await self._change(record, revisions, *more, **fields):
             log.info("replica %s of %s at %s is published", record.id, record.path, record.site)
@@ -334,18 +326,23 @@ class Reconciler:
         seen, record = looked.seen, looked.seen.replica
         await self._executor.drop(record, list((seen.copies or {}).values()))
         revisions = {keys.replica_key(record.id): looked.revisions[keys.replica_key(record.id)]}
-        more: list[Put | Delete] = []
-        line = await self._line(record)
-        if line is not None:
-            entry = ledger.dropped(keys.decode(line.value, LedgerEntry), record, self._clock.wall_ns())
-            more.append(Put(line.key, keys.encode(entry)))
-            revisions[line.key] = line.revision
+        more = await self._accounted(record, lambda entry: ledger.dropped(entry, record, self._clock.wall_ns()), revisions)
         await self._change(record, revisions, *more, phase=Phase.DROPPED)
 
     async def _forget(self, record: ReplicaRecord) -> None:
         items, _ = await every(self._store, keys.copies_prefix(record.id))
         await write_all(self._store, [Delete(item.key) for item in items])
         await self._store.write([Delete(keys.replica_key(record.id)), Delete(keys.lives_key(record.id))])
+
+    async def _accounted(
+        self, record: ReplicaRecord, change: Callable[[LedgerEntry], LedgerEntry], expect: dict[str, int]
+    ) -> list[Put]:
+        """Return what changes the replica's line in the ledger, which is expected as it is; nothing where it has none."""
+        line = await self._line(record)
+        if line is None:
+            return []
+        expect[line.key] = line.revision
+        return [Put(line.key, keys.encode(change(keys.decode(line.value, LedgerEntry))))]
 
     async def _line(self, record: ReplicaRecord) -> Item | None:
         return await self._store.get(keys.ledger_key(record.job, record.hint))
