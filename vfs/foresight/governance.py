@@ -82,23 +82,6 @@ def ruling(labels: Labels, place: PlaceFacts, wanted_ttl_s: float) -> Ruling:
     return Ruling("", "no rule against it", min(limits, default=0.0))
 
 
-class Deletion(msgspec.Struct, frozen=True):
-    """Proof that a copy went when its origin did: kept in the log, shown by `foremount copies deletions`.
-
-    Attributes:
-        seen_gone_ns: when the origin was found to be without it.
-        dropped_ns: when the last file of the copy was found to be gone.
-        files: that were removed, and asked for once more to see that they are gone.
-    """
-
-    replica: str
-    path: LakePath
-    site: str
-    seen_gone_ns: int
-    dropped_ns: int
-    files: tuple[str, ...]
-
-
 def orphans(replicas: Iterable[ReplicaRecord], gone: Collection[LakePath]) -> list[ReplicaRecord]:
     """Return the copies that have to go because their origin is gone: of it, or of something below it."""
     return [each for each in replicas if any(_is_at_or_below(each.path, path) for path in gone)]

@@ -37,19 +37,14 @@ def committed(entry: LedgerEntry, committed_ns: int) -> LedgerEntry:
     return msgspec.structs.replace(entry, committed_ns=committed_ns)
 
 
-def published(entry: LedgerEntry, replica: ReplicaRecord, now_ns: int, cpu_s: float = 0.0) -> LedgerEntry:
+def published(entry: LedgerEntry, now_ns: int) -> LedgerEntry:
     """Return the line once a copy can be read."""
-    return msgspec.structs.replace(entry, ready_ns=now_ns, cpu_s=entry.cpu_s + cpu_s)
+    return msgspec.structs.replace(entry, ready_ns=now_ns)
 
 
-def prepared(entry: LedgerEntry, size: int, wan_bytes: int, cpu_s: float = 0.0) -> LedgerEntry:
+def prepared(entry: LedgerEntry, size: int, wan_bytes: int) -> LedgerEntry:
     """Return the line after bytes were copied."""
-    return msgspec.structs.replace(
-        entry,
-        bytes_prepared=entry.bytes_prepared + size,
-        wan_bytes=entry.wan_bytes + wan_bytes,
-        cpu_s=entry.cpu_s + cpu_s,
-    )
+    return msgspec.structs.replace(entry, bytes_prepared=entry.bytes_prepared + size, wan_bytes=entry.wan_bytes + wan_bytes)
 
 
 def started(entry: LedgerEntry, evaluation: str, now_ns: int) -> LedgerEntry:

@@ -442,23 +442,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     committed_ns: int = 0
 
 
-# --- links and the ledger --------------------------------------------------------------------------------------------
-
-
-class LinkShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one transfer has of a link.
-
-    Attributes:
-        link: "from>to", names of sites.
-        user: a replica's id, or "foreground" for the reads of the mounts.
-        weight: its share among those that want something.
-        bytes_s: what it is given now.
-    """
-
-    link: str
-    user: str
-    weight: float
-    bytes_s: float
+# --- the ledger ------------------------------------------------------------------------------------------------------
 
 
 class Outcome(enum.StrEnum):

@@ -227,7 +227,6 @@ class Mounted:
 
     Attributes:
         noticed: told by the uploads.
-        heard: lines of offers that came; for status.
     """
 
     def __init__(self, line: Line, published: Published, noticed: Noticed, benefit: Benefit, name: str, clock: Clock) -> None:
@@ -237,7 +236,6 @@ class Mounted:
         self.noticed = noticed
         self._name = name
         self._clock = clock
-        self.heard = 0
         self.connected = False
 
     async def run(self) -> None:
@@ -263,7 +261,6 @@ class Mounted:
             try:
                 async for offers in self._line.offers():
                     attempts, self.connected = 0, True
-                    self.heard += 1
                     for name in offers.withdrawn:
                         self._remove(name)
                     for offered in offers.offered:

@@ -128,16 +128,14 @@ class Replicas:
         if point is None or not point.replicas:
             return {}
         questions = {
-            asyncio.create_task(self._ask(point, path, origin, site, at, serving)): site for site, at in _places(point, path)
+            asyncio.create_task(self._ask(path, origin, site, at, serving)): site for site, at in _places(point, path)
         }
         self._asking |= questions.keys()
         for question in questions:
             question.add_done_callback(self._asking.discard)
         return questions
 
-    async def _ask(
-        self, point: MountPoint, path: LakePath, origin: Identity, site: SiteName, at: SitePath, serving: Serving
-    ) -> Finding:
+    async def _ask(self, path: LakePath, origin: Identity, site: SiteName, at: SitePath, serving: Serving) -> Finding:
         """Return what one site says; never raises."""
         if not may_serve(serving.order, site):
             return Finding(site, None, f"the policy's order leaves it out: {', '.join(serving.order)}")

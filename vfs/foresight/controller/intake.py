@@ -25,7 +25,6 @@ from vfs.foresight.model import (
     EvaluationResult,
     Event,
     FileClosed,
-    Hint,
     HintId,
     JobName,
     LedgerEntry,
@@ -149,7 +148,7 @@ class Intake:
             leases.append(await self._store.lease(hint.ttl_s))
             changes.append(Put(keys.hint_key(hint.id), keys.encode(hint), leases[-1]))
         changes += [Delete(keys.hint_key(gone.hint)) for gone in prediction.withdrawn]
-        changes += await self._entries(event, job, prediction, now_ns, expect)
+        changes += await self._entries(event, prediction, now_ns, expect)
         assert len(changes) <= CHANGES_MAX
         done = await self._store.write(changes, expect=expect)
         if not done:  # where it raises, the hints may be there: their leases are not touched, and end by themselves
@@ -208,9 +207,7 @@ class Intake:
         items, _ = await every(self._store, keys.files_prefix(path))
         await write_all(self._store, [Delete(item.key) for item in items])
 
-    async def _entries(
-        self, event: Event, job: JobState, prediction: Prediction, now_ns: int, expect: dict[str, int]
-    ) -> list[Put | Delete]:
+    async def _entries(self, event: Event, prediction: Prediction, now_ns: int, expect: dict[str, int]) -> list[Put | Delete]:
         """Return the lines of the ledger that an event changes."""
         changed: dict[HintId, LedgerEntry] = {}
 
@@ -259,8 +256,3 @@ class Intake:
                 changes.append(Put(line.key, keys.encode(ended(entry, None, now_ns))))
             if await self._store.write(changes, expect=expect):
                 return
-
-
-def stored(hint: Hint, lease: LeaseId) -> Put:
-    """Return what stores a hint that somebody made by hand."""
-    return Put(keys.hint_key(hint.id), keys.encode(hint), lease)

@@ -69,9 +69,7 @@ class Fenced:
 
 
 @contextlib.asynccontextmanager
-async def leading(
-    store: Store, name: str, clock: Clock, *, lease_s: float = LEASE_S
-) -> AsyncIterator[tuple[Fenced, asyncio.Task[None]]]:
+async def leading(store: Store, name: str, clock: Clock) -> AsyncIterator[tuple[Fenced, asyncio.Task[None]]]:
     """Wait until nobody else leads, then lead until the block ends.
 
     Yields:
@@ -80,7 +78,7 @@ async def leading(
     while True:
         with contextlib.suppress(Compacted):
             await _wait_for_vacancy(store)
-        lease = await store.lease(lease_s)
+        lease = await store.lease(LEASE_S)
         if await store.write([Put(LEADER, name.encode(), lease)], expect={LEADER: 0}):
             break
         await store.revoke(lease)
@@ -88,7 +86,7 @@ async def leading(
     if taken is None or taken.value != name.encode():
         raise LostLead("controller", "lost the lead at once")
     log.info("%s leads", name)
-    keeping = asyncio.ensure_future(_keep(store, lease, clock, lease_s))
+    keeping = asyncio.ensure_future(_keep(store, lease, clock))
     try:
         yield Fenced(store, taken.revision), keeping
     finally:
@@ -108,12 +106,12 @@ async def _wait_for_vacancy(store: Store) -> None:
             return
 
 
-async def _keep(store: Store, lease: LeaseId, clock: Clock, lease_s: float) -> None:
+async def _keep(store: Store, lease: LeaseId, clock: Clock) -> None:
     renewed_s = clock.monotonic_s()
     while True:
-        await asyncio.sleep(lease_s * RENEW_SHARE)
+        await asyncio.sleep(LEASE_S * RENEW_SHARE)
         asked_s = clock.monotonic_s()
-        left_s = lease_s * TRUST_SHARE - (asked_s - renewed_s)
+        left_s = LEASE_S * TRUST_SHARE - (asked_s - renewed_s)
         try:
             async with asyncio.timeout(max(0.0, left_s)):
                 if not await store.renew(lease):
@@ -121,6 +119,6 @@ async def _keep(store: Store, lease: LeaseId, clock: Clock, lease_s: float) -> N
                     return
             renewed_s = asked_s
         except (Unavailable, TimeoutError) as exc:
-            if clock.monotonic_s() - renewed_s >= lease_s * TRUST_SHARE:
+            if clock.monotonic_s() - renewed_s >= LEASE_S * TRUST_SHARE:
                 log.warning("the lead is given up, the store can't be asked: %s", exc)
                 return

@@ -80,7 +80,6 @@ class Reconciler:
     """Carries steps out.
 
     Args:
-        wanted: whether a place of a hint still holds the replica: places may be taken out of the configuration.
         origin: asks the origin what it has of these copies.
     """
 
@@ -91,15 +90,11 @@ class Reconciler:
         clock: Clock,
         *,
         origin: Callable[[ReplicaRecord, Sequence[FileCopy]], Awaitable[Origin]],
-        wanted: Callable[[ReplicaRecord, Hint], bool] = lambda replica, hint: True,
-        rest_s: float = REST_S,
     ) -> None:
         self._store = store
         self._executor = executor
         self._clock = clock
         self._origin = origin
-        self._wanted = wanted
-        self._rest_s = rest_s
         self._resting: dict[ReplicaId, float] = {}
 
     async def admit(self, hint: Hint, places: Sequence[Place]) -> list[ReplicaId]:
@@ -171,8 +166,6 @@ class Reconciler:
             return "its hint is gone"
         if hint.shadow:
             return "its job's predictions came to nothing too often"
-        if not self._wanted(record, hint):
-            return "its place is not in the configuration any more"
         switch = await self._store.get(keys.switch_key(record.mechanism))
         if switch is not None and not keys.decode(switch.value, Switch).on:
             return f"{record.mechanism} is switched off"
@@ -193,14 +186,14 @@ class Reconciler:
             self._resting.pop(record.id, None)
             return False
         now_s = self._clock.monotonic_s()
-        return now_s - self._resting.setdefault(record.id, now_s) >= self._rest_s
+        return now_s - self._resting.setdefault(record.id, now_s) >= REST_S
 
     def waits_s(self, replica: ReplicaId, otherwise_s: float) -> float | None:
         """Return after how long a replica that is not offered any more is to be looked at again; None: it is offered."""
         since_s = self._resting.get(replica)
         if since_s is None:
             return None
-        left_s = self._rest_s - (self._clock.monotonic_s() - since_s)
+        left_s = REST_S - (self._clock.monotonic_s() - since_s)
         return left_s if left_s > 0 else otherwise_s
 
     async def step(self, replica: ReplicaId) -> Next:
@@ -316,7 +309,7 @@ class Reconciler:
             lease = await self._store.lease(record.expires_in_s)
             more.append(Put(keys.lives_key(record.id), b"", lease))
         revisions = dict(looked.revisions)
-        more += await self._accounted(record, lambda entry: ledger.published(entry, record, now_ns), revisions)
+        more += await self._accounted(record, lambda entry: ledger.published(entry, now_ns), revisions)
         fields = {"phase": Phase.PUBLISHED, "ready_ns": now_ns, "published_ns": now_ns, "reason": ""}
         if await self._change(record, revisions, *more, **fields):
             log.info("replica %s of %s at %s is published", record.id, record.path, record.site)

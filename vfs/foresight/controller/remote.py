@@ -22,16 +22,14 @@ class Remote:
     """A `Line`.
 
     Args:
-        controllers: "http://host:port".
+        controllers: "http://host:port", at least one.
         secrets: of the file `foresight.tokens`; the first one signs.
-        socket_path: of a controller on this host, in place of the others.
     """
 
-    def __init__(self, controllers: Sequence[str], secrets: dict[str, bytes], *, socket_path: str = "") -> None:
-        self._controllers = [url.rstrip("/") for url in controllers] or ["http://localhost"]
+    def __init__(self, controllers: Sequence[str], secrets: dict[str, bytes]) -> None:
+        self._controllers = [url.rstrip("/") for url in controllers]
         self._secrets = secrets
-        connector = aiohttp.UnixConnector(socket_path) if socket_path else None
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
 
     async def close(self) -> None:
         """Close the sockets."""

@@ -24,7 +24,7 @@ from vfs.clock import Clock
 from vfs.errors import ForemountError
 from vfs.foresight import keys
 from vfs.foresight.controller.intake import Intake
-from vfs.foresight.controller.leading import LEASE_S, Fenced, LostLead, leading
+from vfs.foresight.controller.leading import Fenced, LostLead, leading
 from vfs.foresight.controller.reconcile import Reconciler
 from vfs.foresight.execution import Executor
 from vfs.foresight.jobs import JobState
@@ -67,7 +67,6 @@ class Controller:
         name: str,
         places: Callable[[Hint], Awaitable[Sequence[Place]]],
         origin: Callable[[ReplicaRecord, Sequence[FileCopy]], Awaitable[Origin]],
-        lease_s: float = LEASE_S,
     ) -> None:
         self.store = store
         self.name = name
@@ -75,7 +74,6 @@ class Controller:
         self._clock = clock
         self._places = places
         self._origin = origin
-        self._lease_s = lease_s
         self.leads = self.ready = False
         self.steps: dict[str, int] = {}
         self.used: Counter[tuple[SiteName, Mechanism]] = Counter()
@@ -85,7 +83,7 @@ class Controller:
         attempts = 0
         while True:
             try:
-                async with leading(self.store, self.name, self._clock, lease_s=self._lease_s) as (fenced, keeping):
+                async with leading(self.store, self.name, self._clock) as (fenced, keeping):
                     self.leads, attempts = True, 0
                     await self._lead(fenced, keeping)
             except ForemountError as exc:
