@@ -23,10 +23,11 @@ import xxhash
 from vfs.agent.foresight import streamed
 from vfs.agent.foresight.multiplying import multiply, reduce
 from vfs.agent.foresight.streamed import Streamed
-from vfs.agent.writing.sending import Sender, SendLimits
+from vfs.agent.writing.checkpoints import entries_of
+from vfs.agent.writing.sending import Sender, SendLimits, gravest
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import Clock
-from vfs.errors import Corrupt, Denied, ForemountError, NotADirectory, NotFound, Unavailable, Unsupported
+from vfs.errors import Corrupt, Denied, ForemountError, NotFound, Unavailable, Unsupported
 from vfs.extents.fair import Priority
 from vfs.extents.layout import Identity
 from vfs.foresight.governance import PlaceFacts, ruling
@@ -127,7 +128,7 @@ class Copier:
                 for batch in batches(files):
                     group.create_task(bring_all(batch))
         except BaseExceptionGroup as failed:
-            raise _gravest(failed) from failed
+            raise gravest(_leaves(failed)) from failed
         finally:
             self.going_on.pop(replica.id, None)
 
@@ -271,11 +272,7 @@ async def _files_below(site: Site, directory: SitePath) -> AsyncIterator[SitePat
     pending = [directory]
     while pending:
         above = pending.pop()
-        try:
-            entries = [entry async for page in site.list(above) for entry in page]
-        except (NotFound, NotADirectory):
-            continue
-        for entry in entries:
+        for entry in await entries_of(site, above):
             path = SitePath(join(above, entry.name))
             if entry.kind is Kind.DIRECTORY:
                 pending.append(path)
@@ -290,12 +287,6 @@ def _directories(path: str, root: str) -> list[str]:
         path = split(path)[0]
         found.append(path)
     return found
-
-
-def _gravest(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the failure to act on: one that ends the copy before one that another try may mend."""
-    leaves = list(_leaves(failed))
-    return min(leaves, key=lambda each: (isinstance(each, Unavailable), isinstance(each, ForemountError)))
 
 
 def _leaves(failed: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from vfs.agent.writing.checkpoints import checkpoint_directory
+from vfs.agent.writing.uploads import RACY_S, is_unchanged
 from vfs.backoff import doubled_s
 from vfs.checkpoints.commit import step_of
 from vfs.checkpoints.manifest import Manifest, ManifestFile
@@ -33,8 +34,6 @@ QUEUED_MAX = 100_000
 SAVES_MAX = 64
 TOLD_AGAIN_NS = 24 * 3600 * 10**9
 STATS_AT_ONCE = 32
-RACY_S = 2.5
-"""After which an object's date tells its version."""
 _RETRY_S, _RETRY_S_MAX = 0.2, 30.0
 
 
@@ -158,9 +157,7 @@ class Noticed:
             return file
         async with self._asking:
             now = (await self._sites[point.site].stat(file.at)).version
-        old = file.version
-        same = (old.size, old.mtime_ns, old.etag) == (now.size, now.mtime_ns, now.etag)
-        return msgspec.structs.replace(file, version=now) if same else file
+        return msgspec.structs.replace(file, version=now) if is_unchanged(file.version, now) else file
 
 
 def _name(kind: str, path: str, file: ManifestFile) -> str:

@@ -146,13 +146,13 @@ class Checkpoints:
         if point is None or point.local_root is not None:
             return []
         site = self._sites[point.site]
-        beside = await _entries(site, point.site_path(path))
+        beside = await entries_of(site, point.site_path(path))
         tracked = await self._tracked(site, point.site_path(path), beside)
         found = []
         for entry in beside:
             if entry.kind is not Kind.DIRECTORY or step_of(entry.name) is None:
                 continue
-            within = await _entries(site, SitePath(join(point.site_path(path), entry.name)))
+            within = await entries_of(site, SitePath(join(point.site_path(path), entry.name)))
             files = [each for each in within if each.kind is Kind.FILE]
             marked = entry.name in tracked or any(rule_for(each.name) is not None for each in within)
             newest_ns = max((each.version.mtime_ns for each in within), default=0)
@@ -217,7 +217,8 @@ def by_rank(files: Iterable[ManifestFile]) -> list[RankFacts]:
     return [found[rank] for rank in sorted(found)[:RANKS_MAX]]
 
 
-async def _entries(site: Site, path: SitePath) -> list[Entry]:
+async def entries_of(site: Site, path: SitePath) -> list[Entry]:
+    """Return what lies in a directory; nothing where there is no such directory."""
     try:
         return [entry async for page in site.list(path) for entry in page]
     except (NotFound, NotADirectory):

@@ -30,6 +30,7 @@ from vfs.sites.writing import Body, SiteWriter, Upload
 PIECE_BYTES = 1 << 20
 """Read at a time: a hop to a thread costs 50 us, digesting a MiB some 100."""
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 Alive = Callable[[], None]
 
 
@@ -287,7 +288,7 @@ class Sender:
                 for _ in range(min(upload.count, self.limits.parts)):
                     group.create_task(send_some())
         except ExceptionGroup as failed:
-            raise _gravest(failed.exceptions) from failed
+            raise gravest(failed.exceptions) from failed
         return receipts
 
     async def patiently(self, ask: Callable[[Alive], Awaitable[T]], size: int = 0) -> T:
@@ -324,6 +325,6 @@ class Sender:
             return  # what is hidden there goes when the origin's own rules sweep it
 
 
-def _gravest(failures: Sequence[Exception]) -> Exception:
-    """Return the failure to act on: one that ends the upload before one that another try may mend."""
+def gravest(failures: Sequence[E]) -> E:
+    """Return the failure to act on: one that ends an upload or a copy before one that another try may mend."""
     return min(failures, key=lambda failure: (isinstance(failure, Unavailable), isinstance(failure, ForemountError)))

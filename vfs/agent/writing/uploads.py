@@ -59,7 +59,7 @@ _RELOOK_S = 0.1
 """A marker is looked at again so long after a file is done: one look for many files."""
 _FINAL = (Denied, NoSpace, Unsupported, Corrupt)
 """What a waiting fsync is told at once; the upload is tried again nevertheless."""
-_RACY_S = 2.5
+RACY_S = 2.5
 """Stores that state whole seconds know a new object's final version after this."""
 
 
@@ -345,7 +345,7 @@ class Uploads:
 
     async def _remove_left(self, site: SiteName, at: At) -> None:
         """Remove an object of ours that no name leads to; what somebody else has put there stays."""
-        if not self._is_named(site, at.path) and _is_same(at.version, (await self._sites[site].stat(at.path)).version):
+        if not self._is_named(site, at.path) and is_unchanged(at.version, (await self._sites[site].stat(at.path)).version):
             await self._writers[site].remove(at.path)
 
     def _leave(self, site: SiteName, path: SitePath) -> None:
@@ -432,14 +432,14 @@ class Uploads:
 
     async def _look_again(self, node: Staged, path: LakePath, point: MountPoint, record: Upload) -> None:
         """Note the version that a new object keeps, where the store could not tell it at once."""
-        await asyncio.sleep(_RACY_S)
+        await asyncio.sleep(RACY_S)
         assert record.at is not None
         try:
             entry = await self._sites[point.site].stat(record.at.path)
         except ForemountError:
             return
         old, new = record.at.version, entry.version
-        if _is_same(old, new) and self._catalog.upload(node.id) == record:
+        if is_unchanged(old, new) and self._catalog.upload(node.id) == record:
             self._catalog.put(path, Known(Entry(split(path)[1], Kind.FILE, new), self._clock.wall_ns()))
             self._catalog.put_upload(node.id, replace(record, at=At(record.at.path, new)))
 
@@ -468,6 +468,6 @@ class Uploads:
         return self._seen_ns.get(node.id, self._clock.wall_ns())
 
 
-def _is_same(old: Version, new: Version) -> bool:
+def is_unchanged(old: Version, new: Version) -> bool:
     """Return whether two versions are one content; the generation may tell that the first one was too young to last."""
     return (old.size, old.mtime_ns, old.etag) == (new.size, new.mtime_ns, new.etag)
