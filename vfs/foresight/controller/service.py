@@ -33,7 +33,7 @@ from vfs.foresight.placing import Place
 from vfs.foresight.plan import Origin, Step
 from vfs.foresight.priority import priority
 from vfs.foresight.stores.protocol import Change, Compacted, Store, every, pages
-from vfs.model import LakePath, SiteName
+from vfs.model import SiteName
 
 log = logging.getLogger(__name__)
 WORKERS = 256
@@ -115,7 +115,7 @@ class _Lead:
         _hints: all that are open.
         _replicas: all there are: of which hint, and bytes by site and mechanism.
         _of: replicas of each hint.
-        _paths: hints for each checkpoint.
+        _checkpoints: hints for each checkpoint, by its name in keys.
         _ready: replicas to be looked at: (-priority, number, id); `_listed` are those in it.
         _running: replicas at work, with their tasks; `_again` are those to be looked at once more when they are done.
         _later: (when, id) of those that wait for a time.
@@ -130,14 +130,13 @@ class _Lead:
         self._hints: dict[HintId, Hint] = {}
         self._replicas: dict[ReplicaId, tuple[HintId, SiteName, Mechanism, int]] = {}
         self._of: dict[HintId, set[ReplicaId]] = {}
-        self._paths: dict[LakePath, set[HintId]] = {}
+        self._checkpoints: dict[str, set[HintId]] = {}
         self._ready: list[tuple[float, int, ReplicaId]] = []
         self._listed: set[ReplicaId] = set()
         self._running: dict[ReplicaId, asyncio.Task[None]] = {}
         self._again: set[ReplicaId] = set()
         self._later: list[tuple[float, ReplicaId]] = []
         self._failed: dict[ReplicaId, int] = {}
-        self._checkpoints: dict[str, LakePath] = {}
         self._numbers = itertools.count()
         self._events = asyncio.Event()
         self._work = asyncio.Event()
@@ -223,8 +222,7 @@ class _Lead:
 
     def _hint_changed(self, hint: Hint) -> None:
         self._hints[hint.id] = hint
-        self._paths.setdefault(hint.path, set()).add(hint.id)
-        self._checkpoints[keys.checkpoint_key(hint.path).partition("/")[2]] = hint.path
+        self._checkpoints.setdefault(_checkpoint(hint), set()).add(hint.id)
         self._new_hints.append(hint)
         self._work.set()
         for replica in self._of.get(hint.id, ()):
@@ -234,11 +232,10 @@ class _Lead:
         hint = self._hints.pop(name, None)
         if hint is None:
             return
-        paths = self._paths[hint.path]
-        paths.discard(name)
-        if not paths:
-            del self._paths[hint.path]
-            self._checkpoints.pop(keys.checkpoint_key(hint.path).partition("/")[2], None)
+        beside = self._checkpoints[_checkpoint(hint)]
+        beside.discard(name)
+        if not beside:
+            del self._checkpoints[_checkpoint(hint)]
         for replica in self._of.get(name, ()):
             if replica in self._running:
                 self._running[replica].cancel()
@@ -272,8 +269,7 @@ class _Lead:
             self._controller.used[known[1], known[2]] += times * known[3]
 
     def _checkpoint_changed(self, name: str) -> None:
-        path = self._checkpoints.get(name)
-        for hint in self._paths.get(path, ()) if path is not None else ():
+        for hint in self._checkpoints.get(name, ()):
             for replica in self._of.get(hint, ()):
                 self._look(replica)
 
@@ -360,6 +356,11 @@ class _Lead:
                 self._look(heapq.heappop(self._later)[1])
             if self._intake.waiting:
                 self._events.set()
+
+
+def _checkpoint(hint: Hint) -> str:
+    """Return the name that keys have for the checkpoint of a hint."""
+    return keys.checkpoint_key(hint.path).partition("/")[2]
 
 
 @contextlib.asynccontextmanager
