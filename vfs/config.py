@@ -503,6 +503,14 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _address(text: str, where: str) -> tuple[str, int]:
+    """Return host and port; raises InvalidConfig with where the text stands."""
+    try:
+        return host_and_port(text)
+    except ValueError as exc:
+        raise InvalidConfig(where, str(exc), 'write "host:port"') from exc
+
+
 def _check_foresight(foresight: Foresight | None, name: str) -> None:
     """Refuse a controller on the network that would believe anybody."""
     if foresight is None:
@@ -511,10 +519,7 @@ def _check_foresight(foresight: Foresight | None, name: str) -> None:
         hint = "what goes over the network is signed; openssl rand -hex 24 makes a secret"
         raise InvalidConfig(f"{name}: foresight.tokens", "is missing", hint)
     if foresight.address:
-        try:
-            host_and_port(foresight.address)
-        except ValueError as exc:
-            raise InvalidConfig(f"{name}: foresight.address", str(exc), 'write "host:port"') from exc
+        _address(foresight.address, f"{name}: foresight.address")
 
 
 def foresight_store(config: Config) -> str:
@@ -529,10 +534,7 @@ def _check_admin(admin: Admin, name: str) -> None:
         raise InvalidConfig(f"{name}: admin.traces", "is no URL", 'write "http://collector:4318/v1/traces"')
     if not admin.address:
         return
-    try:
-        host_and_port(admin.address)
-    except ValueError as exc:
-        raise InvalidConfig(f"{name}: admin.address", str(exc), 'write "host:port"') from exc
+    _address(admin.address, f"{name}: admin.address")
     for key in ("certificate", "key", "tokens"):
         if not getattr(admin, key):
             hint = "the API goes over TCP with TLS and tokens only; the Unix socket needs neither"
@@ -543,10 +545,7 @@ def _check_node(node: Node, name: str) -> None:
     """Refuse TCP to other hosts without TLS, and numbers that make no sense."""
     if not node.address:
         return
-    try:
-        host, _ = host_and_port(node.address)
-    except ValueError as exc:
-        raise InvalidConfig(f"{name}: node.address", str(exc), 'write "host:port"') from exc
+    host, _ = _address(node.address, f"{name}: node.address")
     needed = ["tokens"]
     if host not in ("127.0.0.1", "::1", "localhost") or node.certificate or node.key:
         needed += ["certificate", "key"]
