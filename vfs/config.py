@@ -27,8 +27,8 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pass
 
 
-READERS = 156
-"""That one copy of a file bears at a time, where nobody has measured it: 10,000 ranks over 64 copies (PROBLEM.md A2)."""
+READERS_PER_COPY = 156
+"""That one copy bears at a time, where nothing was measured: 10,000 / 64 = 20,000 / 128 = 156.25 (PROBLEM.md A2)."""
 
 
 class _Site(_Document, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class _Site(_Document, frozen=True, kw_only=True):
     uplink: str = ""
     copies: str = ""
     copies_size: Bytes = Bytes(1 << 40)
-    readers: Annotated[int, msgspec.Meta(ge=1)] = READERS
+    readers: Annotated[int, msgspec.Meta(ge=1)] = READERS_PER_COPY
 
 
 class LocalSite(_Site, frozen=True, tag_field="kind", tag="local"):

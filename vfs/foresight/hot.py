@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from vfs.checkpoints.layout import Layout
+from vfs.config import READERS_PER_COPY
 from vfs.foresight.model import HotRange, TensorRanks
-from vfs.foresight.spread import READERS_PER_COPY
 from vfs.model import LakePath, join
 
 METADATA_NAMES = (".metadata", "common.pt", "metadata.json", ".global_metadata", "model.safetensors.index.json")

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from vfs.config import ArrowSite, Config, HttpSite, S3Site, SiteConfig, WebHdfsSite, can_be_written
+from vfs.config import READERS_PER_COPY, ArrowSite, Config, HttpSite, S3Site, SiteConfig, WebHdfsSite, can_be_written
 from vfs.foresight.governance import PlaceFacts, merged, ruling
 from vfs.foresight.model import Hint, HotRange, Labels, Mechanism
-from vfs.foresight.spread import READERS_PER_COPY, Spot, chosen, copies_needed
+from vfs.foresight.spread import Spot, chosen, copies_needed
 from vfs.model import SiteName, SitePath
 
 COPIES_AT_ONE_SITE_MAX = 512

@@ -21,10 +21,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from vfs.config import READERS_PER_COPY
 from vfs.model import SiteName
-
-READERS_PER_COPY = 156
-"""Where nothing was measured: 10,000 / 64 = 20,000 / 128 = 156.25 (PROBLEM.md A2)."""
 
 
 class Spot(msgspec.Struct, frozen=True):
