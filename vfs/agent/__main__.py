@@ -66,7 +66,7 @@ from vfs.policy.facts import Access
 from vfs.policy.inforce import InForce, open_store
 from vfs.policy.store import PolicyStore
 from vfs.rundir import RunDir
-from vfs.sites.build import build_site, build_writer
+from vfs.sites.build import build_writer, open_sites
 from vfs.sites.protocol import Site
 from vfs.sites.writing import SiteWriter
 
@@ -111,9 +111,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _end, ended, number)
     async with contextlib.AsyncExitStack() as stack:
-        sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
-        for site in sites.values():
-            stack.push_async_callback(site.close)
+        sites = open_sites(loaded.sites, stack)
         store = Store.open(loaded.cache.directory, loaded.cache.size)
         stack.callback(store.close)
         spill = Store.open(spill_directory(os.path.basename(rundir.path)), _SPILL_BYTES)

@@ -3,6 +3,9 @@ takes 0.3 s and 60 MB, the S3 client that writes as much again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
 from vfs import config
 from vfs.model import SiteName
 from vfs.sites.protocol import Site
@@ -56,6 +59,14 @@ def build_site(name: SiteName, site: config.SiteConfig) -> Site:
             from vfs.sites.memory import MemorySite
 
             return MemorySite(name)
+
+
+def open_sites(settings: Mapping[str, config.SiteConfig], stack: AsyncExitStack) -> dict[SiteName, Site]:
+    """Return the sites of a configuration; the stack closes them."""
+    sites = {SiteName(name): build_site(SiteName(name), site) for name, site in settings.items()}
+    for site in sites.values():
+        stack.push_async_callback(site.close)
+    return sites
 
 
 def build_writer(site: Site, settings: config.SiteConfig) -> SiteWriter | None:

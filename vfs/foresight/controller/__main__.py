@@ -25,7 +25,7 @@ from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
 from vfs.model import SiteName
 from vfs.namespace.mounts import build_mount_table
-from vfs.sites.build import build_site
+from vfs.sites.build import open_sites
 
 log = logging.getLogger("vfs.foresight.controller")
 _STORE_BYTES = 64 << 20
@@ -56,9 +56,7 @@ async def _serve(loaded: config.Config, *, name: str, socket_path: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     async with contextlib.AsyncExitStack() as stack:
-        sites = {SiteName(each): build_site(SiteName(each), site) for each, site in loaded.sites.items()}
-        for site in sites.values():
-            stack.push_async_callback(site.close)
+        sites = open_sites(loaded.sites, stack)
         # what is copied goes past the fetcher's stores: they only have to be there
         store = Store.open(spill_directory(f"controller-{os.getpid()}"), _STORE_BYTES)
         stack.callback(store.close_and_remove)

@@ -20,7 +20,6 @@ from vfs.admin.access import Certificate, Role, Tokens
 from vfs.admin.records import refusal
 from vfs.clock import SystemClock
 from vfs.errors import Denied, ForemountError, InvalidConfig, InvalidFeed, NotFound, Stale, Unsupported
-from vfs.model import SiteName
 from vfs.namespace.mounts import build_mount_table
 from vfs.samples import nodewire, stream, tree
 from vfs.samples.admission import Bounds
@@ -33,7 +32,7 @@ from vfs.samples.node.queue import Place
 from vfs.samples.operators.registry import Registry, load_registry
 from vfs.samples.preparing import Preparer
 from vfs.samples.sandbox.messages import Confinement, Settings
-from vfs.sites.build import build_site
+from vfs.sites.build import open_sites
 
 log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 2 << 20
@@ -143,9 +142,7 @@ async def serve(loaded: config.Config, ready: Callable[[str], None], ended: asyn
     """
     node = loaded.node
     async with contextlib.AsyncExitStack() as stack:
-        sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
-        for site in sites.values():
-            stack.push_async_callback(site.close)
+        sites = open_sites(loaded.sites, stack)
         registry = await asyncio.to_thread(load_registry, node.operators, node.keys)
         for name, why in registry.refused.items():
             log.error("operator %s is refused: %s", name, why)
