@@ -373,6 +373,19 @@ async def test_saving_a_path_anew_takes_the_old_copy_away_first(world: World) ->
     await world.settle()
     (replica,) = await world.replicas()
     assert (replica.phase, replica.save_id, world.site.copied) == (Phase.PUBLISHED, "s2", 6)
+    assert (replica.files, replica.bytes) == (3, 300), "a file that is copied anew counts once"
+
+
+async def test_records_of_files_are_read_only_where_a_step_depends_on_them(world: World) -> None:
+    replica = await published(world)
+    looked = await world.reconciler.look(replica.id)
+    assert looked is not None
+    assert (looked.seen.files, looked.seen.copies) == (None, None)
+    await world.tell(EvaluationResult(evaluation="a", step=1000, site=EVAL))
+    await world.settle()
+    looked = await world.reconciler.look(replica.id)
+    assert looked is not None
+    assert (looked.seen.files, sorted(looked.seen.copies or ())) == (None, [".metadata", "x", "y"]), "a drop removes these"
 
 
 async def test_event_that_is_sent_twice_counts_once(world: World) -> None:
