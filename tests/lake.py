@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -122,10 +123,21 @@ class Lake:
         return found
 
     def pid(self, process: str) -> int:
-        """Return the pid of "keeper", "worker" or "agent", waiting for one that is being restarted."""
+        """Return the pid of "keeper", "worker", "agent" or "jobs", waiting for one that is being restarted."""
         if process == "keeper":
             return int(self.state()["pid"])
         return int(wait_until(lambda: self.state()[process]["pid"], f"a running {process}"))
+
+    def kill(self, process: str, *, ready: bool = False) -> None:
+        """Kill a child of the keeper and wait until the keeper has another one; with `ready`, until that one serves."""
+        pid = self.pid(process)
+        os.kill(pid, signal.SIGKILL)
+
+        def is_another() -> bool:
+            now = self.state()[process]
+            return now["pid"] not in (0, pid) and (now["ready"] or not ready)
+
+        wait_until(is_another, f"another {process}")
 
     def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a `foremount` command and return what it said."""

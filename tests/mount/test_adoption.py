@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,9 +131,7 @@ def test_a_file_is_not_taken_from_who_reads_it_though_the_worker_that_opened_it_
         write(path, BIG)
         wait_until(lambda: uploaded(lake, "lake/held.bin"), "the upload")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-            pid = lake.pid("worker")
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: lake.pid("worker") != pid, "another worker")
+            lake.kill("worker")
             for index in range(2):
                 write(lake.root / f"lake/displacing/{index}", BIG)
             wait_until(lambda: staged(lake, "lake/displacing/0").content == 0, "another file to leave in its place")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,9 +79,7 @@ def test_agent_and_worker_of_jobs_may_die_at_any_step(tmp_path: Path) -> None:
     with lake_with("run", tmp_path) as (lake, schedule):
         for step in range(STEPS):
             for process in ("agent", "jobs") if step else ():
-                pid = lake.pid(process)
-                os.kill(pid, signal.SIGKILL)
-                wait_until(lambda: lake.state()[process]["pid"] not in (0, pid), f"another {process}")  # noqa: B023
+                lake.kill(process)
             for rank in range(WORLD):
                 directory = step_of(lake, step) / f"rank_{rank:04d}"
                 found = [(directory / name).read_bytes() for name in sorted(os.listdir(directory))]

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -177,9 +176,7 @@ def test_broken_document_is_refused_whole_and_the_set_before_outlives_its_proces
     assert audit(lake)[-1]["who"] == 0
     assert audit(lake)[-1]["error"].startswith(where)
     for process in ("agent", "worker"):
-        pid = lake.pid(process)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid, process=process: lake.state()[process]["pid"] not in (0, pid), f"another {process}")
+        lake.kill(process)
     (site / "data/kept/file").write_bytes(b"newer")
     assert (lake.root / "data/kept/file").read_bytes() == b"old"  # immutable still
     wait_until(lambda: trouble(lake, version, where), "the complaint of the next agent")

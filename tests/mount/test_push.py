@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -77,9 +76,7 @@ def test_readers_see_the_right_bytes_while_workers_are_killed(lake: Lake, wan_or
         for reader in readers:
             assert reader.stdout is not None
             assert reader.stdout.readline()
-        worker = lake.pid("worker")
-        os.kill(worker, signal.SIGKILL)
-        wait_until(lambda dead=worker: lake.pid("worker") != dead, "the next worker")
+        lake.kill("worker")
     assert [reader.communicate(timeout=60)[0].split("\n")[-2] for reader in readers] == ["45"] * 3
     assert [reader.returncode for reader in readers] == [0, 0, 0]
 

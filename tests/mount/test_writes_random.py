@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import shutil
-import signal
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.fsx import Fsx
-from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, mounted, why_no_mount
 from tests.mount.test_writes import config
 from tests.servers.wan_origin import WanOrigin
 
@@ -44,12 +43,6 @@ def lake(
     base = tmp_path_factory.mktemp("random")
     with mounted(config(base, f"{wan_origin_server.url}/{origin.name}"), base, *options) as lake:
         yield lake
-
-
-def kill_worker(lake: Lake) -> None:
-    pid = lake.pid("worker")
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: lake.pid("worker") != pid, "another worker")
 
 
 def machine(lake: Lake, *, kills: bool) -> type[RuleBasedStateMachine]:
@@ -170,7 +163,7 @@ def machine(lake: Lake, *, kills: bool) -> type[RuleBasedStateMachine]:
         @rule()
         def kill(self) -> None:
             self.kills_left -= 1
-            kill_worker(lake)
+            lake.kill("worker")
 
         @invariant()
         def same(self) -> None:
@@ -238,6 +231,6 @@ def test_random_operations_on_one_file_survive_killed_workers(lake: Lake) -> Non
 
     def between() -> None:
         if next(turns) % 1000 == 0:
-            kill_worker(lake)
+            lake.kill("worker")
 
     Fsx(lake.root / "work" / "fsx-killed", 3, between=between).run(5000)

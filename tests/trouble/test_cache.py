@@ -7,7 +7,6 @@ import json
 import os
 import random
 import resource
-import signal
 import subprocess
 import tempfile
 import threading
@@ -337,10 +336,8 @@ def test_three_hundred_files_are_read_with_256_descriptors(wan_origin: WanOrigin
     with ExitStack() as stack:
         lake = stack.enter_context(lake_over(wan_origin, wan_root, "--no-passthrough"))
         for process in ("worker", "agent"):  # they have raised their soft limits to the hard one: start them anew below it
-            pid = lake.pid(process)
             resource.prlimit(lake.pid("keeper"), resource.RLIMIT_NOFILE, (256, 256))
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: lake.state()[process]["pid"] not in (0, pid) and lake.state()[process]["ready"], process)  # noqa: B023
+            lake.kill(process, ready=True)
         assert resource.prlimit(lake.pid("worker"), resource.RLIMIT_NOFILE) == (256, 256)
         files = [stack.enter_context(open(lake.root / str(index), "rb", buffering=0)) for index in range(300)]
         for _ in range(2):
@@ -360,9 +357,7 @@ def test_request_that_a_killed_worker_had_taken_is_answered_by_the_next_one(wan_
         reader = threading.Thread(target=lambda: got.append((lake.root / "f").read_bytes()))
         reader.start()
         wait_until(lambda: wan_origin.stats()["by_path"].get(f"/{wan_root.name}/f", {}).get("gets"), "the request")
-        worker = lake.pid("worker")
-        os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: lake.state()["worker"]["pid"] not in (0, worker), "a new worker")
+        lake.kill("worker")
         wan_origin.heal()
         reader.join(30)
         assert got == [SMALL]

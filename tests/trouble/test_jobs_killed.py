@@ -36,13 +36,6 @@ def fill(lake: JobsLake) -> dict[str, bytes]:
     return contents
 
 
-def kill(lake: JobsLake, process: str) -> None:
-    """Kill a child of the keeper and wait until the keeper has another one."""
-    pid = lake.pid(process)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: lake.state()[process]["pid"] not in (0, pid) and lake.state()[process]["ready"], f"a new {process}")
-
-
 def primers() -> list[int]:
     """Return the processes that walk for workers of `.jobs`."""
     found = []
@@ -61,7 +54,7 @@ def test_no_reader_notices_killed_workers_of_jobs() -> None:
         contents = fill(lake)
         with Readers(lake.jobs, contents) as readers:
             for _ in range(KILLS):
-                kill(lake, "jobs")
+                lake.kill("jobs", ready=True)
                 readers.wait_rounds()
         readers.check()
         assert lake.state()["jobs"]["restarts"] == KILLS
@@ -72,8 +65,8 @@ def test_one_killed_worker_of_each_connection_is_not_noticed() -> None:
     with jobs_mounted() as lake:
         contents = fill(lake)
         with Readers(lake.jobs, contents) as readers:
-            kill(lake, "jobs")
-            kill(lake, "worker")
+            lake.kill("jobs", ready=True)
+            lake.kill("worker", ready=True)
             readers.wait_rounds()
         readers.check()
         assert (lake.root / "plain").read_bytes() == b"plain"
@@ -85,7 +78,7 @@ def test_worker_killed_while_it_fills_the_page_cache_leaves_no_process_behind_an
         contents = fill(lake)
         for _ in range(3):
             lake.samples.place("run7/step_0000001/rank_0001")
-            kill(lake, "jobs")
+            lake.kill("jobs", ready=True)
         lake.settle_pushes(2 * 27)  # of each rank, without the three that are larger than is pushed
         for path, content in contents.items():
             assert (lake.jobs / path).read_bytes() == content

@@ -72,17 +72,10 @@ def remote_lake(
         yield lake, files
 
 
-def kill_and_wait(lake: Lake, process: str, number: int = signal.SIGKILL) -> None:
-    """Kill a child of the keeper and wait until the keeper has another one."""
-    pid = lake.pid(process)
-    os.kill(pid, number)
-    wait_until(lambda: lake.state()[process]["pid"] not in (0, pid) and lake.state()[process]["ready"], f"a new {process}")
-
-
 def verify_over_kills(lake: Lake, files: dict[str, bytes], process: str) -> None:
     with Readers(lake.root, files) as readers:
         for _ in range(KILLS):
-            kill_and_wait(lake, process)
+            lake.kill(process, ready=True)
             readers.wait_rounds()
     readers.check()
     assert readers.longest_s < LONGEST_WAIT_S
@@ -118,7 +111,7 @@ def test_no_reader_notices_twenty_killed_agents_once_the_files_are_here(wan_orig
 
 def test_one_killed_worker_is_not_noticed_by_readers_of_local_files(scratch: Path) -> None:
     with local_lake(scratch) as (lake, files), Readers(lake.root, held(files)) as readers:
-        kill_and_wait(lake, "worker")
+        lake.kill("worker", ready=True)
         readers.wait_rounds()
     readers.check()
 
@@ -128,7 +121,7 @@ def test_one_killed_worker_is_not_noticed_by_readers_of_remote_files(wan_origin:
         remote_lake(wan_origin, wan_root, "--no-passthrough") as (lake, files),
         Readers(lake.root, held(files)) as readers,
     ):
-        kill_and_wait(lake, "worker")
+        lake.kill("worker", ready=True)
         readers.wait_rounds()
     readers.check()
 
@@ -139,7 +132,7 @@ def test_worker_and_agent_killed_together_are_not_noticed(wan_origin: WanOrigin,
         for _ in range(3):
             agent = lake.pid("agent")
             os.kill(agent, signal.SIGKILL)
-            kill_and_wait(lake, "worker")
+            lake.kill("worker", ready=True)
             wait_until(lambda: lake.state()["agent"]["pid"] not in (0, agent), "a new agent")  # noqa: B023
             readers.wait_rounds()
     readers.check()
@@ -152,7 +145,7 @@ def test_directory_stream_goes_on_over_a_killed_worker(scratch: Path) -> None:
         (scratch / "disk" / name).touch()
     with mounted(DISK, scratch) as lake, os.scandir(lake.root) as entries:
         found = [next(entries).name for _ in range(50)]
-        kill_and_wait(lake, "worker")
+        lake.kill("worker", ready=True)
         found += [entry.name for entry in entries]
     assert sorted(found) == sorted(names | {".foremount"})
 
@@ -164,7 +157,7 @@ def test_remote_directory_stream_goes_on_over_a_killed_worker(wan_origin: WanOri
     text = http_lake(f"{wan_origin.url}/{wan_root.name}")
     with mounted(text) as lake, os.scandir(lake.root / "d") as entries:
         found = [next(entries).name for _ in range(50)]
-        kill_and_wait(lake, "worker")
+        lake.kill("worker", ready=True)
         found += [entry.name for entry in entries]
     assert sorted(found) == sorted(names)
 
@@ -177,7 +170,7 @@ def test_file_being_written_is_complete_though_the_worker_was_killed(scratch: Pa
             for index in range(12):
                 assert file.write(block) == len(block)
                 if index % 4 == 1:
-                    kill_and_wait(lake, "worker")
+                    lake.kill("worker", ready=True)
             os.fsync(file.fileno())
             assert os.fstat(file.fileno()).st_size == 12 << 20
         assert (lake.root / "checkpoint").read_bytes() == block * 12
@@ -191,7 +184,7 @@ def test_held_replaced_file_survives_the_worker_in_passthrough(scratch: Path) ->
         assert os.pread(old.fileno(), 10, 0) == files["big"][:10]
         (lake.root / "new").write_bytes(b"new")
         os.rename(lake.root / "new", lake.root / "big")
-        kill_and_wait(lake, "worker")
+        lake.kill("worker", ready=True)
         assert old.read() == files["big"]
         assert (lake.root / "big").read_bytes() == b"new"
         with pytest.raises(OSError, match="Stale"):
@@ -209,7 +202,7 @@ def test_uncached_read_waits_for_the_next_agent(wan_origin: WanOrigin, wan_root:
         reader.start()
         counts = f"/{wan_root.name}/big"
         wait_until(lambda: wan_origin.stats()["by_path"].get(counts, {}).get("gets"), "the read at the origin")
-        kill_and_wait(lake, "agent")
+        lake.kill("agent", ready=True)
         reader.join(30)
         assert got == [files["big"]]
         assert (lake.root / "dir/3").read_bytes() == files["dir/3"]

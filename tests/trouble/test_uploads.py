@@ -173,13 +173,6 @@ def stalled(seaweedfs: SeaweedFs) -> Iterator[Stalled]:
             yield Stalled(mount, stop, saver)
 
 
-def kill(lake: Lake, process: str) -> None:
-    """Kill a process of the mount and wait until the next one serves."""
-    pid = lake.pid(process)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: (now := lake.state()[process])["ready"] and now["pid"] not in (0, pid), f"another {process}")
-
-
 @pytest.mark.parametrize(
     ("process", "at"),
     [*(("agent", at) for at in STEPS), ("worker", "a part has arrived"), ("worker", "the marker is there")],
@@ -192,7 +185,7 @@ def test_a_checkpoint_is_whole_or_not_there_though_a_process_is_killed(trainer: 
         assert stop.reached.wait(30)
         trainer.check_visible(f"{run}/checkpoint-{number}")
         assert states(trainer.lake, trainer.lake.root / f"lake/{run}")[number] != "durable"
-        kill(trainer.lake, process)
+        trainer.lake.kill(process, ready=True)
     trainer.wait_durable(run, number)
     trainer.check(run)
     if at in ("a part has arrived", "before the last step"):
@@ -207,7 +200,7 @@ def test_what_only_the_journal_has_is_uploaded_by_the_next_agent(trainer: Saving
         trainer.save("journal/checkpoint-300")
         assert not [name for name in trainer.gate.passed if "/journal/" in name]
     finally:
-        kill(trainer.lake, "agent")
+        trainer.lake.kill("agent", ready=True)
     trainer.wait_durable("journal", 300)
     trainer.check()
 

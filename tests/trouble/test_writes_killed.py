@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, wait_until, why_no_mount
+from tests.lake import foremount, wait_until, why_no_mount
 from tests.servers.nginx import Nginx
 from tests.servers.wan_origin import WanOrigin
 from tests.trouble.writers import SAVER, Changing, acknowledged, check, lake
@@ -35,13 +35,6 @@ def scratch() -> Iterator[Path]:
         yield Path(made)
 
 
-def kill(lake: Lake, process: str) -> None:
-    """Kill a process of the mount and wait for the next one."""
-    pid = lake.pid(process)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: lake.pid(process) != pid, f"another {process}")
-
-
 def test_names_that_change_while_they_are_uploaded_do_not_come_back(scratch: Path, nginx: Nginx) -> None:
     with lake(scratch, nginx) as mount, Changing(mount.root / "staged", 2, pause_s=0.02) as clients:
         clients.wait_turns(TURNS)
@@ -57,7 +50,7 @@ def test_changes_of_names_are_made_once_however_often_the_worker_is_killed(
         with Changing(mount.root / prefix, 3) as clients:
             for _ in range(KILLS):
                 clients.wait_turns(TURNS)
-                kill(mount, "worker")
+                mount.kill("worker")
         assert not clients.trouble
         assert [os.listdir(mount.root / prefix / str(index)) for index in range(3)] == [[], [], []]
 
@@ -88,7 +81,7 @@ def test_one_of_many_that_create_a_name_exclusively_succeeds_however_often_the_w
             for _ in range(5):
                 goal = len(won) + 200
                 wait_until(lambda goal=goal: len(won) >= goal, "200 more names")
-                kill(mount, "worker")
+                mount.kill("worker")
         finally:
             ended.set()
             for client in clients:
@@ -120,7 +113,7 @@ def test_what_was_acknowledged_is_there_after_every_process_was_killed(
             try:
                 for _ in range(4):
                     progress = len(acknowledged(log))
-                    kill(mount, chance.choice(["worker", "agent", "worker"]))
+                    mount.kill(chance.choice(["worker", "agent", "worker"]))
                     wait_until(lambda least=progress: len(acknowledged(log)) > least + 2, "more that is acknowledged")
                 keeper = mount.pid("keeper")
                 os.kill(keeper, signal.SIGKILL)
@@ -145,7 +138,7 @@ def test_file_that_is_open_while_the_worker_is_killed_is_closed_by_the_next_one(
             file.write(b"before")
             nameless.write(b"here")
             os.unlink(root / "nameless")
-            kill(mount, "worker")
+            mount.kill("worker")
             file.write(b", after")
             nameless.write(b" still")
             assert os.pread(nameless.fileno(), 100, 0) == b"here still"
