@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from vfs import config
-from vfs.errors import Denied, DirectoryNotEmpty, NoSpace, NotFound, Stale, Unavailable
+from vfs.errors import Denied, DirectoryNotEmpty, InvalidConfig, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.layout import BLOCK, data_path
-from vfs.foresight.replicaserver import ReplicaServer, serving
+from vfs.foresight.replicaserver import ReplicaServer, Tokens, serving
 from vfs.model import SiteName, SitePath
 from vfs.sites.http import HttpSite
 from vfs.sites.httpwriter import HttpWriter
@@ -181,9 +181,16 @@ async def test_new_tokens_hold_at_once_and_a_file_that_others_may_read_is_refuse
         os.utime(tmp_path / "tokens", (1, 1))
         with pytest.raises(Denied):
             await found.put(PATH, BODY)
+        (tmp_path / "tokens").chmod(0o644)
+        with pytest.raises(InvalidConfig, match="may be read by others"):
+            Tokens(str(tmp_path / "tokens"))
 
 
 async def test_all_answers_share_the_rate(tmp_path: Path) -> None:
-    async with node(tmp_path, rate=20 << 20) as found:
+    async with node(tmp_path, rate=4 * len(BODY)) as found:
         await found.put(PATH, BODY)
-        assert await found.read(PATH, 0, len(BODY)) == BODY
+        begun = asyncio.get_running_loop().time()
+        bodies = await asyncio.gather(*(found.read(PATH, 0, len(BODY)) for _ in range(2)))
+        taken_s = asyncio.get_running_loop().time() - begun
+        assert bodies == [BODY, BODY]
+        assert taken_s > 0.19, "the second waits for what of the first did not pass at once: 0.25 s less 0.05 s"
