@@ -16,7 +16,7 @@ from tests.bench.peers import PEERS
 from tests.bench.report import Outcome, Section
 from tests.lake import Lake, mounted, why_no_mount
 from tests.servers.lifecycle import Missing
-from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs, seaweedfs
+from tests.servers.seaweedfs import SeaweedFs, credentials, seaweedfs
 
 FILES = 10_000
 COLD_FILES = 1_000
@@ -78,9 +78,7 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         files = make_files(int(FILES * scale), int(COLD_FILES * scale))
         say(f"uploading {len(files.content)} files")
         upload(server, base / "source", files)
-        (base / "credentials").write_text(
-            f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
-        )
+        (base / "credentials").write_text(credentials())
         lake = stack.enter_context(mounted(CONFIG.format(url=server.url("small"), endpoint=server.endpoint), base))
         sides = {OURS: lake.root / "s3", LOCAL: lake.root / "disk", **peers(stack, server, base, outcome)}
         cold = measure_cold(sides, files, say)

@@ -21,7 +21,7 @@ from tests.bench.peers import rclone, s3fs
 from tests.bench.report import Outcome, Section
 from tests.lake import FSYNC_IS_LOCAL, mounted, wait_until
 from tests.servers import Missing
-from tests.servers.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs, seaweedfs
+from tests.servers.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs, credentials, seaweedfs
 
 SAVE_BYTES = 256 << 20
 """Of a checkpoint in 8 files: a few seconds for each side, also for those that rename by copying."""
@@ -53,8 +53,7 @@ def foremount(server: SeaweedFs, prefix: str, base: Path) -> Iterator[Path]:
     """Mount a prefix of the bucket with Foremount; fsync means this disk."""
     base.mkdir()
     (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
-    keys = f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
-    (base / "credentials").write_text(keys)
+    (base / "credentials").write_text(credentials())
     config = CONFIG.format(url=server.url(prefix), endpoint=server.endpoint, region=REGION)
     with mounted(config, base) as lake:
         yield lake.root

@@ -15,7 +15,7 @@ import pytest
 
 from tests.servers.hdfs import Hdfs
 from tests.servers.nginx import Nginx
-from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
+from tests.servers.seaweedfs import SeaweedFs, credentials
 from tests.servers.wan_origin import WanOrigin
 from vfs.agent.reading.replicas import Replicas
 from vfs.clock import SystemClock
@@ -80,7 +80,7 @@ def s3_copy(request: pytest.FixtureRequest, own: Path) -> tuple[Site, Site, Put]
     """S3 says when a copy was uploaded, not when its original was; its ETag is the content's."""
     server: SeaweedFs = request.getfixturevalue("seaweedfs")
     keys = own / "credentials"
-    keys.write_text(f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
+    keys.write_text(credentials())
     store = server.filesystem()
 
     def put(prefix: str, body: bytes) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.servers.hdfs import Hdfs
 from tests.servers.nginx import Nginx
 from tests.servers.places import FolderPlace, HdfsPlace, MemoryPlace, Place, S3Place
-from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
+from tests.servers.seaweedfs import SeaweedFs, credentials
 from tests.servers.wan_origin import WanOrigin
 from vfs.errors import NotADirectory, NotFound, Stale
 from vfs.model import Entry, Kind, SiteName, SitePath, Version
@@ -79,7 +79,7 @@ def in_hdfs(request: pytest.FixtureRequest, own: Path) -> Place:
 def in_s3(request: pytest.FixtureRequest, own: Path) -> Place:
     server: SeaweedFs = request.getfixturevalue("seaweedfs")
     keys = own / "credentials"
-    keys.write_text(f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
+    keys.write_text(credentials())
     return S3Place(server.site(NAME, own.name, keys), server, own.name)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers.hdfs import Hdfs
 from tests.servers.nginx import Nginx
-from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
+from tests.servers.seaweedfs import SeaweedFs, credentials
 from vfs.errors import Corrupt, Denied, DirectoryNotEmpty, NotFound, Unavailable, Unsupported
 from vfs.model import Entry, Kind, SiteName, SitePath, Version
 from vfs.sites.faults import Cut
@@ -118,7 +118,7 @@ def in_hdfs(request: pytest.FixtureRequest, own: Path) -> Target:
 def in_s3(request: pytest.FixtureRequest, own: Path) -> Target:
     server: SeaweedFs = request.getfixturevalue("seaweedfs")
     keys = own / "credentials"
-    keys.write_text(f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
+    keys.write_text(credentials())
     site = server.site(NAME, own.name, keys)
     at = {"endpoint": server.endpoint, "credentials_file": str(keys)}
     return Target(site, S3Writer(site, server.url(own.name), part_bytes=S3_PART, **at), S3_PART)
@@ -394,8 +394,7 @@ async def test_parts_that_were_damaged_on_the_way_are_not_published() -> None:
 @pytest.mark.servers
 async def test_s3_keys_that_the_store_rejects_are_read_again_from_their_file(seaweedfs: SeaweedFs, tmp_path: Path) -> None:
     keys = tmp_path / "credentials"
-    lines = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
-    keys.write_text(lines.format(ACCESS_KEY, SECRET_KEY))
+    keys.write_text(credentials())
     site = seaweedfs.site(NAME, tmp_path.name, keys)
     writer = S3Writer(
         site,
@@ -406,11 +405,11 @@ async def test_s3_keys_that_the_store_rejects_are_read_again_from_their_file(sea
     )
     target = Target(site, writer, S3_PART)
     content = pattern(target.size)
-    keys.write_text(lines.format(ACCESS_KEY, "expired"))
+    keys.write_text(credentials(secret_key="expired"))
     upload_path = SitePath("rotated")
     with pytest.raises(Denied):
         await writer.begin(upload_path, target.size, "a1")
-    keys.write_text(lines.format(ACCESS_KEY, SECRET_KEY))
+    keys.write_text(credentials())
     upload = await writer.begin(upload_path, target.size, "a1")
     await writer.finish(upload, await send_all(target, upload, content))
     assert await content_of(target, upload_path) == content

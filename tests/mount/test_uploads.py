@@ -19,7 +19,7 @@ import pytest
 
 from tests.lake import Lake, mounted, wait_until, why_no_mount
 from tests.servers.nginx import Nginx
-from tests.servers.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
+from tests.servers.seaweedfs import REGION, SECRET_KEY, SeaweedFs, credentials
 
 pytestmark = [
     pytest.mark.mount,
@@ -205,7 +205,7 @@ def test_fsync_fails_where_the_origin_takes_no_more(nginx: Nginx) -> None:
 @pytest.mark.slow
 def test_s3_gets_a_file_in_parts(seaweedfs: SeaweedFs, tmp_path: Path) -> None:
     keys = tmp_path / "credentials"
-    keys.write_text(f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
+    keys.write_text(credentials())
     (tmp_path / "policy.toml").write_text(POLICY)
     config = f"""
 policies = ["policy.toml"]

@@ -23,6 +23,11 @@ NEXT_ACCESS_KEY, NEXT_SECRET_KEY = "rotated", "rotated-secret"
 REGION = "us-east-1"
 
 
+def credentials(access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> str:
+    """Return the text of a credentials file."""
+    return f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret_key}\n"
+
+
 @dataclass(frozen=True, slots=True)
 class SeaweedFs:
     """A running S3 server with the bucket `lake`."""

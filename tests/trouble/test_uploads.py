@@ -24,7 +24,7 @@ import pytest
 from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
 from tests.mount.test_uploads import INDEX, POLICY, states, write
 from tests.servers.gate import Gate, Stop
-from tests.servers.seaweedfs import ACCESS_KEY, NEXT_ACCESS_KEY, NEXT_SECRET_KEY, REGION, SECRET_KEY, SeaweedFs
+from tests.servers.seaweedfs import ACCESS_KEY, NEXT_ACCESS_KEY, NEXT_SECRET_KEY, REGION, SeaweedFs, credentials
 
 pytestmark = [
     pytest.mark.mount,
@@ -48,7 +48,6 @@ writable = true
 [cache]
 directory = "{base}/cache"
 """
-KEYS = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
 PART = 16 << 20
 MARKER = "model.safetensors.index.json"
 FILES = {
@@ -121,7 +120,7 @@ class Saving:
 def saving(server: SeaweedFs, base: Path, *, more: str = "") -> Iterator[Saving]:
     """Mount, with local durability below `lake` and remote durability below `lake/remote`."""
     (base / "policy.toml").write_text(POLICY)
-    (base / "credentials").write_text(KEYS.format(ACCESS_KEY, SECRET_KEY))
+    (base / "credentials").write_text(credentials())
     with Gate(server.endpoint) as gate:
         config = CONFIG.replace("URL", server.url(base.name)).replace("ENDPOINT", gate.endpoint).replace("REGION", REGION)
         with mounted(config + more, base) as lake:
@@ -245,7 +244,7 @@ def test_fsync_says_that_the_origin(trainer: Saving, status: int, code: str, err
 
 def test_keys_that_were_rotated_are_read_again_without_an_error(trainer: Saving) -> None:
     with trainer.gate.refuse("*", 403, "ExpiredToken", signed_by=ACCESS_KEY):
-        (trainer.lake.base / "credentials").write_text(KEYS.format(NEXT_ACCESS_KEY, NEXT_SECRET_KEY))
+        (trainer.lake.base / "credentials").write_text(credentials(NEXT_ACCESS_KEY, NEXT_SECRET_KEY))
         write(trainer.lake.root / "lake/remote/rotated", FILES["model-2.safetensors"], sync=True)
     assert trainer.at_origin("lake/remote/rotated") == FILES["model-2.safetensors"]
 
