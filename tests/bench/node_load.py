@@ -22,9 +22,8 @@ from tests import media
 from tests.bench.measure import NotHere, order_of_round, ratios, spread
 from tests.bench.report import Outcome, Section
 from tests.node import Node, Scheduled, node
+from tests.operators import made
 from vfs.samples.model import Envelope, Form
-from vfs.samples.operators import apply
-from vfs.samples.operators.registry import load_registry
 
 Group = dict[int, tuple[Envelope, bytes]]
 
@@ -156,8 +155,6 @@ def _read_for(service: Node, step: int, seconds: float) -> list[tuple[int, Group
 
 def _compare(fetched: list[tuple[int, Group]], schedule: Scheduled, seen: Counter[str]) -> None:
     """Count what came, by form and reason, and what is not as it should be."""
-    declaration = load_registry().find("image@1").declaration
-    function = apply.built_in(declaration)
     rows = {(row["step"], row["slot"]): row for row in schedule.rows}
     for step, group in fetched:
         for slot, (envelope, body) in group.items():
@@ -165,8 +162,6 @@ def _compare(fetched: list[tuple[int, Group]], schedule: Scheduled, seen: Counte
             if envelope.form is Form.RAW:
                 seen[f"raw: {envelope.reason}" if body == raw else "wrong"] += 1
                 continue
-            made = apply.apply(
-                declaration, function, memoryview(raw), params=row["params"], seed=row["seed"], provenance=""
-            )  # fmt: skip
-            seen["transformed" if body == made.file else "wrong"] += 1
+            here = made("image@1", raw, params=row["params"], seed=row["seed"])
+            seen["transformed" if body == here else "wrong"] += 1
         seen["missing"] += SLOTS - len(group)

@@ -22,9 +22,9 @@ from tests import media
 from tests.lake import wait_until
 from tests.mount.observed import make_certificate, why_no_tls
 from tests.node import NO_LOAD, READ_TOKEN, TOKEN, Node, Scheduled, node
+from tests.operators import made
 from vfs.samples import nodewire
 from vfs.samples.model import Form, Reason
-from vfs.samples.operators import apply
 from vfs.samples.operators.registry import load_registry
 from vfs.samples.stream import digest_of
 
@@ -78,12 +78,10 @@ def test_node_and_plain_script_make_the_same_bytes(running: Node, schedule: Sche
         envelope, body = found[slot]
         told = json.loads(envelope.provenance)
         operator = load_registry().find(told["operator"])
-        made = apply.apply(
-            operator.declaration, apply.built_in(operator.declaration), memoryview(schedule.raw[40, 0, slot]),
-            params=told["params"], seed=told["seed"], provenance=envelope.provenance,
-        )  # fmt: skip
-        assert made.file == body
-        assert told["raw"] == digest_of(schedule.raw[40, 0, slot])
+        raw = schedule.raw[40, 0, slot]
+        here = made(told["operator"], raw, params=told["params"], seed=told["seed"], provenance=envelope.provenance)
+        assert here == body
+        assert told["raw"] == digest_of(raw)
         assert (told["code"], told["libraries"]) == (operator.digest, operator.libraries)
 
 

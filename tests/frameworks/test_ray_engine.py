@@ -19,10 +19,10 @@ pytest.importorskip("ray", reason="the [ray] extra is not installed")
 pytest.importorskip("PIL", reason="the [media] extra is not installed")
 
 from tests import media
+from tests.operators import made
 from vfs.errors import Unavailable
 from vfs.samples.engines.protocol import task_of
 from vfs.samples.engines.ray import RayEngine
-from vfs.samples.operators import apply
 from vfs.samples.operators.registry import load_registry
 from vfs.samples.sandbox.messages import Settings
 from vfs.samples.sandbox.outcome import Made
@@ -70,10 +70,7 @@ def task(**changed: Any) -> Any:
 async def test_actor_makes_the_bytes_of_a_plain_script_and_is_replaced_when_it_is_killed(cluster: str) -> None:
     engine = await started(cluster)
     try:
-        function = apply.built_in(IMAGE.declaration)
-        here = apply.apply(
-            IMAGE.declaration, function, memoryview(media.jpeg()), params=PARAMS, seed=5, provenance=""
-        ).file  # fmt: skip
+        here = made("image@1", media.jpeg(), params=PARAMS, seed=5)
         there = await engine.transform(task(), media.jpeg())
         assert isinstance(there, Made)
         assert there.file == here

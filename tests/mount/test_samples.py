@@ -18,11 +18,10 @@ import pytest
 from tests import media
 from tests.lake import Lake, foremount, http_lake, mounted, wait_until, why_no_mount
 from tests.node import TOKEN, Node, Scheduled, node
+from tests.operators import made
 from tests.servers.wan_origin import WanOrigin
 from vfs.client import form_of, open_sample, provenance_of
 from vfs.samples.model import Reason
-from vfs.samples.operators.apply import apply, built_in
-from vfs.samples.operators.registry import load_registry
 
 pytestmark = [
     pytest.mark.mount,
@@ -75,9 +74,7 @@ class World:
 def plain(schedule: Scheduled, step: int, rank: int, slot: int) -> bytes:
     """Return what a script makes of a sample's raw bytes with the operator, without any of our processes."""
     (row,) = [row for row in schedule.rows if (row["step"], row["rank"], row["slot"]) == (step, rank, slot)]
-    image = load_registry().find("image@1").declaration
-    raw = memoryview(schedule.raw[step, rank, slot])
-    return apply(image, built_in(image), raw, params=row["params"], seed=row["seed"], provenance="").file
+    return made("image@1", schedule.raw[step, rank, slot], params=row["params"], seed=row["seed"])
 
 
 def schedule_in(root: Path, document: str = "") -> Scheduled:

@@ -17,6 +17,7 @@ import safetensors.numpy
 from PIL import Image
 
 from tests import media
+from tests.operators import made
 from vfs.errors import InvalidConfig
 from vfs.samples.identity import identity_of, missing, provenance
 from vfs.samples.model import Sample
@@ -45,10 +46,7 @@ bytes = "4KiB"
 
 
 def run(name: str, raw: bytes, seed: int = 0, **params: Any) -> bytes:
-    operator = REGISTRY.find(name)
-    function = apply.built_in(operator.declaration)
-    made = apply.apply(operator.declaration, function, memoryview(raw), params=json.dumps(params), seed=seed, provenance="{}")
-    return made.file
+    return made(name, raw, params=json.dumps(params), seed=seed, provenance="{}")
 
 
 def array(file: bytes) -> Any:
@@ -109,17 +107,10 @@ def test_bfloat16_is_rounded_to_the_nearest_even_value() -> None:
 
 
 def test_safetensors_holds_the_provenance_and_what_the_library_reads() -> None:
-    operator = REGISTRY.find("image@1")
-    made = apply.apply(
-        operator.declaration,
-        apply.built_in(operator.declaration),
-        memoryview(media.jpeg()),
-        params='{"dtype":"uint8","format":"safetensors"}',
-        seed=0,
-        provenance='{"a":1}',
-    )
-    assert np.array_equal(safetensors.numpy.load(made.file)["data"], array(run("image@1", media.jpeg(), dtype="uint8")))
-    header = json.loads(made.file[8 : 8 + int.from_bytes(made.file[:8], "little")])
+    params = '{"dtype":"uint8","format":"safetensors"}'
+    file = made("image@1", media.jpeg(), params=params, seed=0, provenance='{"a":1}')
+    assert np.array_equal(safetensors.numpy.load(file)["data"], array(run("image@1", media.jpeg(), dtype="uint8")))
+    header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
     assert header["__metadata__"] == {"foremount.provenance": '{"a":1}'}
 
 
@@ -223,11 +214,11 @@ def test_signed_operator_of_ones_own_is_known_with_who_signed_it(tmp_path: Path)
     registry = load_registry(str(tmp_path), str(keys))
     operator = registry.find("double@1")
     assert (operator.signer, registry.refused) == ("alice", {})
-    made = apply.apply(
+    applied = apply.apply(
         operator.declaration, apply.own(operator.declaration, operator.code), memoryview(b"\x01\x02"),
         params='{"times":3}', seed=0, provenance="",
     )  # fmt: skip
-    assert array(made.file).tolist() == [3, 6]
+    assert array(applied.file).tolist() == [3, 6]
 
 
 @pytest.mark.parametrize(

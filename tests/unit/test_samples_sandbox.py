@@ -16,11 +16,11 @@ pytest.importorskip("av", reason="the [media] extra is not installed")
 
 from tests import media
 from tests.lake import is_running, wait_until
+from tests.operators import made
 from vfs.errors import Unsupported
 from vfs.samples.engines.local import LocalEngine
 from vfs.samples.engines.protocol import task_of
 from vfs.samples.model import Reason
-from vfs.samples.operators import apply
 from vfs.samples.operators.declare import Declaration, Output, digest_of_code
 from vfs.samples.operators.registry import Operator, load_registry
 from vfs.samples.sandbox.jail import Cell, Jail
@@ -234,12 +234,12 @@ def test_same_sample_is_the_same_bytes_in_the_sandbox_and_in_a_plain_script(cell
         ("video@1", media.mp4(), '{"format":"safetensors","frames":{"uniform":3}}'),
         ("audio@1", media.wav(), '{"mono":true,"rate":8000,"window":{"at":"random","seconds":0.2}}'),
     ):
+        here = made(name, raw, params=params, seed=11, provenance="{}")
         declaration = load_registry().find(name).declaration
-        here = apply.apply(declaration, apply.built_in(declaration), memoryview(raw), params=params, seed=11, provenance="{}")
         task = task_of(declaration, params=params, seed=11, provenance="{}", size=len(raw))
         there = cell.run(task, raw)
         assert isinstance(there, Made), (name, there)
-        assert there.file == here.file, name
+        assert there.file == here, name
 
 
 @pytest.mark.slow
