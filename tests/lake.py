@@ -148,6 +148,12 @@ class Lake:
         said: dict[str, Any] = json.loads(foremount("status", str(self.root), "--json", check=False).stdout)
         return said
 
+    def job_status(self, *names: str) -> list[dict[str, Any]]:
+        """Return what `foremount job status` says of these jobs, of all without names."""
+        words = ("job", "status", *names, "--mountpoint", str(self.root), "--json")
+        found: list[dict[str, Any]] = json.loads(self.command(*words).stdout)["jobs"]
+        return found
+
     def requests(self, kind: str) -> float:
         """Return how many requests of a kind ("read", "lookup", …) the worker has had up to this call."""
         return self.requests_by_kind().get(kind, 0)

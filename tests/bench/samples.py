@@ -110,7 +110,7 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
                         prepare(lake, steps)
                     say(f"{name}: {steps} steps of {RANKS} ranks")
                     taken[name] = readers(side, steps, cores[1])
-                said = json.loads(foremount("job", "status", "--mountpoint", str(lake.root), "--json").stdout)["jobs"][0]
+                said = lake.job_status()[0]
                 conclude(outcome, taken, said)
     return outcome
 
@@ -121,7 +121,7 @@ def prepare(lake: Lake, steps: int) -> None:
     foremount("job", "tell", "run7", "--step", "0", "--ranks", f"0-{RANKS - 1}", *mount)
 
     def here() -> bool:
-        said = json.loads(foremount("job", "status", *mount, "--json").stdout)["jobs"]
+        said = lake.job_status()
         return bool(said) and said[0]["prepared_groups"] == steps * RANKS
 
     wait_until(here, "all groups to be prepared", 90.0)

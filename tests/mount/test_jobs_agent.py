@@ -36,9 +36,7 @@ def lake_with(name: str, base: Path, kind: Any = arrow, more: str = "ahead = 1\n
 
 def status_of(lake: Lake, job: str) -> dict[str, Any]:
     """Return what `foremount job status` says of a job."""
-    said = json.loads(lake.command("job", "status", "--mountpoint", str(lake.root), "--json").stdout)
-    found: dict[str, Any] = next(each for each in said["jobs"] if each["job"] == job)
-    return found
+    return next(each for each in lake.job_status() if each["job"] == job)
 
 
 def step_of(lake: Lake, step: int) -> Path:

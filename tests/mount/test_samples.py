@@ -56,10 +56,8 @@ class World:
 
     def status(self) -> dict[str, Any]:
         """Return what `foremount job status` says of the job."""
-        (found,) = json.loads(foremount("job", "status", "run7", "--mountpoint", str(self.lake.root), "--json").stdout)[
-            "jobs"
-        ]
-        return dict(found)
+        (found,) = self.lake.job_status("run7")
+        return found
 
     def group(self, step: int, rank: int) -> dict[str, Any]:
         """Return what the timeline says of a group, {} where it knows none."""
@@ -186,7 +184,7 @@ def test_with_local_fallback_an_unmodified_load_always_works(wan_origin_server: 
         raw = directory / f"{SLOTS:06d}.npy"
         assert raw.read_bytes() == b"no picture at all"
         assert provenance_of(raw)["why_raw"] == Reason.FAILED
-        said = json.loads(lake.command("job", "status", "--mountpoint", str(lake.root), "--json").stdout)["jobs"][0]
+        said = lake.job_status()[0]
         assert (said["ready"], said["raw"]) == (SLOTS, {"failed": 1})
         assert said["cpu_s"] > 0
 
