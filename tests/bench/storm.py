@@ -19,11 +19,12 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.fetching import fetching
 from tests.bench.report import Outcome, Section
 from tests.bench.storm_model import Storm, hinted, paper_storm, simulate
 from tests.bench.svg import curves
@@ -32,13 +33,9 @@ from vfs.agent.foresight.copying import Copier
 from vfs.agent.reading.published import Place, Published
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
-from vfs.extents.budget import Budget
-from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import BLOCK, Identity
-from vfs.extents.limits import FetchLimits
 from vfs.extents.placement import Serving
 from vfs.extents.reader import CachedObject, scratch_bytes
-from vfs.extents.store import Store
 from vfs.foresight.model import (
     FileCopy,
     Hint,
@@ -56,7 +53,7 @@ from vfs.foresight.replicaserver import serving
 from vfs.model import LakePath, SiteName, SitePath, object_key
 from vfs.namespace.mounts import build_mount_table
 from vfs.policy.written import SiteOrder
-from vfs.sites.build import build_site, build_writer
+from vfs.sites.build import build_writer
 from vfs.units import Bytes
 
 READERS = 64
@@ -234,7 +231,7 @@ async def _make_copies(loaded: config.Config, content: dict[str, bytes], count: 
     placed = places(hint, Labels(), Rules(), origin=origin, sites=site_facts(loaded), bytes_needed=8 << 20, used={})
     assert len(placed) == count, placed
     found: Copies = []
-    async with _fetching(loaded, None) as (fetcher, sites):
+    async with fetching(loaded, None) as (fetcher, sites):
         files = []
         for name in (".metadata", "embedding.bin"):
             at = SitePath(f"{STEP}/{name}")
@@ -263,22 +260,6 @@ async def _make_copies(loaded: config.Config, content: dict[str, bytes], count: 
             await copier.copy(record, files, report)
             found.append((record, copies))
     return found
-
-
-@contextlib.asynccontextmanager
-async def _fetching(loaded: config.Config, cache: Path | None) -> AsyncIterator[tuple[Fetcher, dict[SiteName, Any]]]:
-    """The agent's fetch service over all sites, with a cache of its own."""
-    async with contextlib.AsyncExitStack() as stack:
-        directory = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        store = stack.enter_context(contextlib.closing(Store.open(str(directory / "cache"), 256 << 20)))
-        spill = stack.enter_context(contextlib.closing(Store.open(str(directory / "spill"), 64 << 20)))
-        sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
-        for site in sites.values():
-            stack.push_async_callback(site.close)
-        fetcher = await stack.enter_async_context(
-            Fetcher(store, spill, sites, memory=Budget(64 << 20), clock=SystemClock(), limits=FetchLimits())
-        )
-        yield fetcher, sites
 
 
 def _storm(base: Path, loaded: config.Config, copies: Copies, content: dict[str, bytes], readers: int) -> list[Done]:
@@ -314,7 +295,7 @@ def _reader(
     results: Any,
 ) -> None:
     async def read() -> Done:
-        async with _fetching(loaded, cache) as (fetcher, sites):
+        async with fetching(loaded, cache) as (fetcher, sites):
             published = Published(build_mount_table(loaded), fetcher, Place(f"host-{place}", place, count))
             for record, files in copies:
                 published.put(record, files)

@@ -16,23 +16,21 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from tests.bench.fetching import fetching
 from tests.bench.report import Outcome, Section
 from tests.servers.wan_origin import wan_origin
 from vfs import config
 from vfs.agent.foresight.copying import Copier
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
-from vfs.extents.budget import Budget
 from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
-from vfs.extents.limits import FetchLimits
-from vfs.extents.store import Store
 from vfs.foresight.model import FileCopy, HintId, JobName, Mechanism, Phase, ReplicaId, ReplicaRecord, Urgency
 from vfs.foresight.priority import priority, severity
 from vfs.model import LakePath, SiteName, SitePath
 from vfs.namespace.mounts import build_mount_table
-from vfs.sites.build import build_site, build_writer
+from vfs.sites.build import build_writer
 
 RTT_MS, MBIT = 100.0, 400
 FILE_BYTES = 16 << 20
@@ -163,19 +161,12 @@ async def _bench(base: Path, url: str) -> AsyncIterator[Bench]:
         mounts=[config.Mount(prefix="", site="origin")],
     )
     async with contextlib.AsyncExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(Store.open(str(base / "cache"), 256 << 20)))
-        spill = stack.enter_context(contextlib.closing(Store.open(str(base / "spill"), 64 << 20)))
-        sites = {SiteName(name): build_site(SiteName(name), site) for name, site in loaded.sites.items()}
-        for site in sites.values():
-            stack.push_async_callback(site.close)
+        fetcher, sites = await stack.enter_async_context(fetching(loaded, base))
         writer = build_writer(sites[EVAL], loaded.sites["eval"])
         assert writer is not None
         stack.push_async_callback(writer.close)
-        clock = SystemClock()
-        fetcher = await stack.enter_async_context(
-            Fetcher(store, spill, sites, memory=Budget(64 << 20), clock=clock, limits=FetchLimits())
-        )
-        copier = Copier(build_mount_table(loaded), sites, {EVAL: writer}, read=fetcher.read, places={}, clock=clock)
+        table = build_mount_table(loaded)
+        copier = Copier(table, sites, {EVAL: writer}, read=fetcher.read, places={}, clock=SystemClock())
         files = []
         async for page in sites[ORIGIN].list(SitePath("ckpt")):
             for entry in page:
