@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.lake import Lake, foremount, wait_until
+from tests.lake import DISK, Lake, foremount, wait_until
 from vfs import rundir
 from vfs.cli.hostchecks import reads_without_open
 from vfs.cli.mount import start_keeper
@@ -33,18 +33,7 @@ from vfs.samples import wire
 from vfs.samples.model import Form
 
 STAND_IN = [sys.executable, "-P", str(Path(__file__).parent / "mount" / "stand_in.py")]
-CONFIG = """
-[sites.disk]
-kind = "local"
-path = "{base}/disk"
-[[mounts]]
-prefix = "/"
-site = "disk"
-writable = true
-[cache]
-directory = "{base}/cache"
-[samples]
-"""
+CONFIG = DISK + "[samples]\n"
 MTIME_NS = 1_700_000_000_000_000_000
 
 
@@ -232,13 +221,13 @@ class JobsLake(Lake):
 
 
 @contextmanager
-def jobs_mounted(config: str = CONFIG) -> Iterator[JobsLake]:
+def jobs_mounted() -> Iterator[JobsLake]:
     """Mount a lake with samples; unmount at the end."""
     with tempfile.TemporaryDirectory(prefix="foremount-test-") as made, contextlib.ExitStack() as stack:
         base = Path(settle(made))
         for name in ("mnt", "disk", "files"):
             (base / name).mkdir()
-        (base / "foremount.toml").write_text(config.replace("{base}", str(base)))
+        (base / "foremount.toml").write_text(CONFIG.replace("{base}", str(base)))
         (base / "disk" / "plain").write_bytes(b"plain")
         directory: RunDir = rundir.run_dir(str(base / "mnt"))
         rundir.create(directory)

@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.bench.checkpoint import write_checkpoint
 from tests.bench.measure import NotHere
+from tests.bench.remote import CONFIG as PLAIN
 from tests.bench.remote import RTT_MS, read_tensors
 from tests.bench.report import Outcome, Section
 from tests.lake import Lake, mounted, wait_until, why_no_mount
@@ -41,17 +42,6 @@ SAVE_BYTES_S = 60e6
 OTHER_BYTES_S = 30e6
 SHARDS = 16
 ROUNDS = 3
-PLAIN = """
-[sites.wan]
-kind = "http"
-url = "{url}"
-[[mounts]]
-prefix = "/"
-site = "wan"
-[cache]
-directory = "{base}/cache"
-size = "8GiB"
-"""
 FORESIGHT = (
     PLAIN
     + """

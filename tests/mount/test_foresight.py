@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until, why_no_mount
 from tests.servers.lifecycle import free_port, running
 from tests.servers.nginx import Nginx
 from vfs.cli.client import AdminClient
@@ -47,17 +47,15 @@ directory = "{base}/cache"
 [foresight]
 tokens = "TOKENS"
 """
-POLICY = """
-format = 1
-[[rules]]
-name = "local"
-match = { access = "write" }
-set = { write_durability = "local" }
+POLICY = (
+    FSYNC_IS_LOCAL
+    + """
 [[rules]]
 name = "ask-once"
 match = {}
 set = { hedge = "off" }
 """
+)
 CHANCE = random.Random(7)
 FILES = {"__0_0.distcp": CHANCE.randbytes(3_000_017), "__1_0.distcp": CHANCE.randbytes(700_001)} | {
     f"small_{index}.bin": CHANCE.randbytes(1000 + index) for index in range(20)

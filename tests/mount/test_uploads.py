@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, Lake, mounted, wait_until, why_no_mount
 from tests.servers.nginx import Nginx
 from tests.servers.seaweedfs import REGION, SECRET_KEY, SeaweedFs, credentials
 
@@ -42,17 +42,15 @@ directory = "{base}/cache"
 [limits]
 listing_ttl = "TTL"
 """
-POLICY = """
-format = 1
-[[rules]]
-name = "local"
-match = { access = "write" }
-set = { write_durability = "local" }
+POLICY = (
+    FSYNC_IS_LOCAL
+    + """
 [[rules]]
 name = "remote"
 match = { access = "write", path = "lake/remote/**" }
 set = { write_durability = "remote" }
 """
+)
 CHANCE = random.Random(11)
 BIG = CHANCE.randbytes(5_000_017)
 
