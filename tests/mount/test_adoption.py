@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import mmap
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, mounted, wait_until, why_no_mount
-from tests.mount.test_uploads import BIG, DAV, POLICY, write
+from tests.lake import Lake, wait_until, why_no_mount
+from tests.mount.test_uploads import BIG, dav_lake, write
 from tests.servers.nginx import Nginx
 from vfs.extents.layout import data_path, store_root
 from vfs.model import SiteName, object_key
@@ -28,18 +26,6 @@ pytestmark = [
 ]
 STAGING = '[staging]\nsize = "16MiB"\n'
 """Three files of BIG are more than four fifths of it: the first goes then."""
-
-
-@contextmanager
-def small_staging(server: Nginx, name: str) -> Iterator[Lake]:
-    """A mount of a directory of nginx with little room to stage."""
-    (server.root / name).mkdir()
-    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
-        base = Path(made)
-        (base / "policy.toml").write_text(POLICY)
-        config = DAV.replace("URL", f"{server.url}/dav/{name}/").replace("TTL", "60s") + STAGING
-        with mounted(config, base) as lake:
-            yield lake
 
 
 def staged(lake: Lake, path: str) -> Staged:
@@ -92,7 +78,7 @@ MODEL = "lake/step_1/model.bin"
 
 @pytest.fixture(scope="module")
 def displaced(nginx: Nginx) -> Iterator[Displaced]:
-    with small_staging(nginx, "adopted") as lake:
+    with dav_lake(nginx, "adopted", more=STAGING) as (lake, _):
         write(lake.root / MODEL, BIG)
         wait_until(lambda: uploaded(lake, MODEL), "the upload")
         inode = content(lake, MODEL).stat().st_ino
@@ -126,7 +112,7 @@ def test_a_change_of_a_file_that_left_the_staging_area_does_not_reach_the_cached
 
 @pytest.mark.slow
 def test_a_file_is_not_taken_from_who_reads_it_though_the_worker_that_opened_it_is_dead(nginx: Nginx) -> None:
-    with small_staging(nginx, "held") as lake:
+    with dav_lake(nginx, "held", more=STAGING) as (lake, _):
         path = lake.root / "lake/held.bin"
         write(path, BIG)
         wait_until(lambda: uploaded(lake, "lake/held.bin"), "the upload")

@@ -56,14 +56,14 @@ BIG = CHANCE.randbytes(5_000_017)
 
 
 @contextmanager
-def dav_lake(server: Nginx, name: str, ttl: str = "60s") -> Iterator[tuple[Lake, Path]]:
-    """A mount of a directory of nginx, and that directory."""
+def dav_lake(server: Nginx, name: str, ttl: str = "60s", more: str = "") -> Iterator[tuple[Lake, Path]]:
+    """A mount of a directory of nginx, with more of a configuration, and that directory."""
     root = server.root / name
     root.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
         base = Path(made)
         (base / "policy.toml").write_text(POLICY)
-        with mounted(DAV.replace("URL", f"{server.url}/dav/{name}/").replace("TTL", ttl), base) as lake:
+        with mounted(DAV.replace("URL", f"{server.url}/dav/{name}/").replace("TTL", ttl) + more, base) as lake:
             yield lake, root
 
 
