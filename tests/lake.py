@@ -99,6 +99,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Return the bytes of memory that a process holds apart from files; 0 where it has ended and is not collected yet."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
+
+
 @dataclass(frozen=True)
 class Lake:
     """A mount that is up.

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.bench.measure import NotHere, seconds, spread, stopwatch
 from tests.bench.report import Outcome, Section
-from tests.lake import Lake, mounted, why_no_mount
+from tests.lake import Lake, anonymous_bytes, mounted, why_no_mount
 from tests.servers.wan_origin import WanOrigin, wan_origin
 
 ENTRIES = 100_000
@@ -76,20 +76,19 @@ def write_entries(directory: Path, count: int) -> None:
 def list_huge(lake: Lake, source: Path, entries: int, origin: WanOrigin, outcome: Outcome) -> list[str]:
     """List a directory that is far larger than what the processes may hold; return its row."""
     write_entries(source, entries)
-    held, asked = anonymous_bytes(lake), int(origin.stats()["requests"])
+    held, asked = resident(lake), int(origin.stats()["requests"])
     first_s, whole_s = list_streaming(lake.root / "far" / source.name, entries)
     asked = int(origin.stats()["requests"]) - asked
-    grown = anonymous_bytes(lake) - held
+    grown = resident(lake) - held
     figures = {"huge_first_entry_s": first_s, "huge_list_s": whole_s, "huge_grown_mib": grown / (1 << 20)}
     outcome.figures |= figures | {"huge_list_requests": asked}
     what = f"far: {entries} entries, first after {first_s:.3f} s, memory grown by {grown >> 20} MiB"
     return [what, f"{whole_s:.3f}", f"{whole_s / entries * 1e6:.1f} µs", str(asked)]
 
 
-def anonymous_bytes(lake: Lake) -> int:
+def resident(lake: Lake) -> int:
     """Return what worker and agent hold apart from files."""
-    lines = [line for name in ("worker", "agent") for line in Path(f"/proc/{lake.pid(name)}/status").read_text().splitlines()]
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+    return sum(anonymous_bytes(lake.pid(name)) for name in ("worker", "agent"))
 
 
 class Tree:

@@ -23,7 +23,7 @@ from tests.bench.checkpoint import write_checkpoint
 from tests.bench.measure import NotHere
 from tests.bench.remote import CONFIG, MODALITY, RTT_MS, read_tensors, through
 from tests.bench.report import Outcome, Section
-from tests.lake import Lake, mounted, why_no_mount
+from tests.lake import Lake, anonymous_bytes, mounted, why_no_mount
 from tests.servers.wan_origin import WanOrigin, wan_origin
 
 MIB = 1 << 20
@@ -139,13 +139,13 @@ class _Shapes:
         self._say(f"{HANDLES} handles")
         with self._lake(f'[limits]\nmemory = "{MEMORY}"\n') as lake:
             (lake.root / "large.bin").stat()
-            before = resident(lake.pid("agent"))
+            before = anonymous_bytes(lake.pid("agent"))
             self._origin.reset_stats()
             reader = self._reader(lake, "large.bin", "handles", "--count", str(HANDLES), "--length", "4096")
             assert reader.stdout is not None
             found = json.loads(reader.stdout.readline())
             explained = json.loads(lake.command("explain", str(lake.root / "large.bin"), "--json").stdout)
-            grown = (resident(lake.pid("agent")) - before) / MIB
+            grown = (anonymous_bytes(lake.pid("agent")) - before) / MIB
             crossed = self._origin.stats()["bytes"] / MIB
             reader.communicate("\n", timeout=60)
         self._require(found["right"], "handles: wrong bytes")
@@ -202,14 +202,6 @@ def said(reader: subprocess.Popen[str]) -> dict[str, Any]:
     output, _ = reader.communicate(timeout=600)
     found: dict[str, Any] = json.loads(output)
     return found
-
-
-def resident(pid: int) -> int:
-    """Return the bytes of memory that a process has."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 def window_of(explained: Any) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.bench.measure import NotHere, order_of_round, ratios, seconds, spread
+from tests.bench.measure import NotHere, order_of_round, ratios, seconds, spread, written_calls
 from tests.bench.peers import rclone_of_directory
 from tests.bench.report import Outcome, Section
 from tests.jobs import JobsLake, jobs_mounted, why_with_open
@@ -123,11 +123,6 @@ def read_all(directory: str, names: list[str], size: int) -> None:
         got = len(os.read(fd, size))
         os.close(fd)
         assert got == size, f"{directory}/{name}: {got} bytes instead of {size}"
-
-
-def written_calls(io: str) -> int:
-    """Return `syscw` of a /proc/PID/io: the worker's writes are its answers. Pure."""
-    return int(next(line.split(": ")[1] for line in io.splitlines() if line.startswith("syscw")))
 
 
 def conclude(

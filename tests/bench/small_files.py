@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.measure import NotHere, alternate, seconds, spread
+from tests.bench.measure import NotHere, alternate, seconds, spread, written_calls
 from tests.bench.peers import PEERS
 from tests.bench.report import Outcome, Section
 from tests.lake import Lake, mounted, why_no_mount
@@ -174,11 +174,6 @@ def requests_per_file(lake: Lake, root: Path, files: Files) -> float:
     before = written_calls(io.read_text())
     read_all(root, files.warm, 1)
     return (written_calls(io.read_text()) - before) / len(files.warm)
-
-
-def written_calls(io: str) -> int:
-    """Return `syscw` of a /proc/PID/io. Pure."""
-    return int(next(line.split(": ")[1] for line in io.splitlines() if line.startswith("syscw")))
 
 
 def conclude(

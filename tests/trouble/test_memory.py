@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import http_lake, mounted, why_no_mount
+from tests.lake import anonymous_bytes, http_lake, mounted, why_no_mount
 from tests.servers.wan_origin import WanOrigin
 
 pytestmark = [
@@ -72,14 +72,6 @@ def memory_group(limit: int) -> Iterator[Group]:
     pytest.skip("no memory control group can be made here")
 
 
-def resident(pid: int) -> int:
-    """Return the bytes that a process holds apart from files."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
 def test_many_readers_of_large_files_stay_within_the_memory_limit(wan_origin: WanOrigin, wan_root: Path) -> None:
     """D01: readers become slower, nothing dies."""
     chance = random.Random(15)
@@ -118,7 +110,7 @@ def test_many_readers_of_large_files_stay_within_the_memory_limit(wan_origin: Wa
             thread.start()
         peak, deadline = 0, time.monotonic() + READING_S
         while time.monotonic() < deadline:
-            peak = max(peak, sum(map(resident, pids.values())))
+            peak = max(peak, sum(map(anonymous_bytes, pids.values())))
             time.sleep(0.05)  # samples, not a wait for anything
         end.set()
         for thread in threads:

@@ -14,7 +14,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tests.lake import Lake, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, anonymous_bytes, http_lake, mounted, wait_until, why_no_mount
 from tests.servers.wan_origin import WanOrigin
 
 pytestmark = [
@@ -33,11 +33,9 @@ def lake_over(origin: WanOrigin, root: Path, cache: str = "{base}/cache") -> str
 
 def resident(lake: Lake) -> int:
     """Return the bytes that the three processes hold apart from files."""
-    total = 0
-    for process in ("keeper", "worker", "agent"):
-        status = Path(f"/proc/{lake.pid(process)}/status").read_text()
-        total += next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
-    return total
+    held = [anonymous_bytes(lake.pid(process)) for process in ("keeper", "worker", "agent")]
+    assert all(held)
+    return sum(held)
 
 
 def read_at_once(lake: Lake, expected: dict[str, bytes]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.bench import report, small_files
 from tests.bench.checkpoint import write_checkpoint
-from tests.bench.measure import Spread, alternate, order_of_round, ratios, spread
+from tests.bench.measure import Spread, alternate, order_of_round, ratios, spread, written_calls
 
 MOUNTINFO = """\
 22 1 254:0 / / rw - ext4 /dev/vda rw
@@ -58,7 +58,7 @@ def test_processor_is_named_as_the_kernel_names_it() -> None:
 
 
 def test_answers_of_the_worker_are_its_write_calls() -> None:
-    assert small_files.written_calls("rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\n") == 4
+    assert written_calls("rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\n") == 4
 
 
 def test_files_are_equal_every_time_and_not_read_in_the_order_of_their_names() -> None:
