@@ -35,7 +35,7 @@ from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.placement import Serving
-from vfs.extents.reader import CachedObject, scratch_bytes
+from vfs.extents.reader import read_copied
 from vfs.foresight.model import (
     FileCopy,
     Hint,
@@ -50,7 +50,7 @@ from vfs.foresight.model import (
 )
 from vfs.foresight.placing import Rules, places, site_facts
 from vfs.foresight.replicaserver import serving
-from vfs.model import LakePath, SiteName, SitePath, object_key
+from vfs.model import LakePath, SiteName, SitePath
 from vfs.namespace.mounts import build_mount_table
 from vfs.policy.written import SiteOrder
 from vfs.sites.build import build_writer
@@ -313,10 +313,7 @@ def _reader(
                 identity = identities[name]
                 root = await fetcher.hold(identity, serving=ORDER, copies=published.of(identity))
                 await fetcher.ensure(identity, offset, length)
-                cached = CachedObject.open(root, object_key(identity.site, identity.path, identity.version))
-                got = cached.read(offset, length, memoryview(bytearray(scratch_bytes(length))))
-                cached.close()
-                return got is not None and bytes(got) == content[name][offset : offset + length]
+                return read_copied(root, identity.key, offset, length) == content[name][offset : offset + length]
 
             hot = await asyncio.gather(*(one(*each) for each in wanted[:2]))
             hot_s = time.monotonic() - begun_s

@@ -19,6 +19,7 @@ import pytest
 
 from tests.jobs import MTIME_NS, JobsLake, jobs_mounted, why_with_open
 from tests.lake import foremount, wait_until, why_no_mount
+from tests.schedules import npy
 from vfs import client
 from vfs.keeper import mountinfo
 from vfs.samples import wire
@@ -254,18 +255,14 @@ def test_dropped_step_is_forgotten_but_for_what_is_open(lake: JobsLake) -> None:
 
 def test_unmodified_numpy_pillow_and_the_client_read_samples(lake: JobsLake) -> None:
     array, directory = np.arange(5000, dtype=np.float32).reshape(50, 100), "programs/step_0000001/rank_0000"
-    made = io.BytesIO()
-    np.save(made, array)
-    lake.samples.put(f"{directory}/000000.npy", made.getvalue())
+    lake.samples.put(f"{directory}/000000.npy", npy(array))
     lake.samples.put(f"{directory}/000001.npy", array.tobytes(), Form.RAW)
     placed(lake, directory, 2)
     assert np.array_equal(np.load(lake.jobs / directory / "000000.npy"), array)
     assert np.array_equal(np.load(lake.jobs / directory / "000000.npy", mmap_mode="r"), array)
 
     def local(raw: bytes) -> bytes:
-        again = io.BytesIO()
-        np.save(again, np.frombuffer(raw, np.float32).reshape(50, 100))
-        return again.getvalue()
+        return npy(np.frombuffer(raw, np.float32).reshape(50, 100))
 
     for name in ("000000.npy", "000001.npy"):
         with client.open_sample(lake.jobs / directory / name, local=local) as file:

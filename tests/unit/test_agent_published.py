@@ -18,7 +18,7 @@ from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
 from vfs.extents.placement import Serving
-from vfs.extents.reader import CachedObject, scratch_bytes
+from vfs.extents.reader import read_copied
 from vfs.extents.store import Store
 from vfs.foresight.model import FileCopy, HintId, JobName, Mechanism, Phase, ReplicaId, ReplicaRecord
 from vfs.model import LakePath, SiteName, SitePath, object_key
@@ -81,13 +81,9 @@ class Lake:
 
     async def read(self, offset: int, length: int) -> bytes:
         root = await self.fetcher.ensure(self.identity, offset, length)
-        cached = CachedObject.open(root, object_key(*self.fields))
-        try:
-            got = cached.read(offset, length, memoryview(bytearray(scratch_bytes(length))))
-            assert got is not None
-            return bytes(got)
-        finally:
-            cached.close()
+        got = read_copied(root, object_key(*self.fields), offset, length)
+        assert got is not None
+        return got
 
     @property
     def fields(self) -> tuple[SiteName, SitePath, object]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.schedules import npy
 from vfs.client import form_of, open_sample, provenance_of
 
 MAGIC = b"\x93NUMPY"
 
 
 def encoded(values: list[int]) -> bytes:
-    made = io.BytesIO()
-    np.save(made, np.array(values))
-    return made.getvalue()
+    return npy(np.array(values))
 
 
 def decode(raw: bytes) -> bytes:

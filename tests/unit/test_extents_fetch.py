@@ -23,7 +23,7 @@ from vfs.extents.fetch import Fetcher
 from vfs.extents.files import ObjectFiles
 from vfs.extents.layout import BLOCK, HEADER_BYTES, PASSTHROUGH_BYTES_MIN, Identity, data_path, sums_path
 from vfs.extents.limits import FetchLimits
-from vfs.extents.reader import CachedObject, scratch_bytes
+from vfs.extents.reader import CachedObject, read_copied
 from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, SitePath, object_key
 from vfs.sites.faults import ChangedEtag, Cut, Fail, FaultySite, Stall, WrongLength
@@ -59,12 +59,7 @@ class Bench:
         return object_key(self.identity.site, self.identity.path, self.identity.version)
 
     def read(self, root: str, offset: int, length: int) -> bytes | None:
-        cached = CachedObject.open(root, self.key)
-        try:
-            got = cached.read(offset, length, memoryview(bytearray(scratch_bytes(length))))
-            return None if got is None else bytes(got)
-        finally:
-            cached.close()
+        return read_copied(root, self.key, offset, length)
 
 
 @pytest.fixture
