@@ -61,33 +61,33 @@ def wan_root(wan_origin: WanOrigin, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """The one nginx of this run; put files below a directory of your own in its root."""
-    with _or_skip(start_nginx(tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www"))) as server:
+    with or_skip(start_nginx(tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www"))) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFs]:
     """The one S3 server of this run; put objects below a prefix of your own in its bucket."""
-    with _or_skip(start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))) as server:
+    with or_skip(start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     """The one etcd of this run; use a prefix of your own."""
-    with _or_skip(start_etcd(tmp_path_factory.mktemp("etcd"))) as server:
+    with or_skip(start_etcd(tmp_path_factory.mktemp("etcd"))) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
     """The one HDFS of this run; put files below a directory of your own."""
-    with _or_skip(start_hdfs(tmp_path_factory.mktemp("hdfs"))) as server:
+    with or_skip(start_hdfs(tmp_path_factory.mktemp("hdfs"))) as server:
         yield server
 
 
 @contextlib.contextmanager
-def _or_skip(server: AbstractContextManager[T]) -> Iterator[T]:
+def or_skip(server: AbstractContextManager[T]) -> Iterator[T]:
     """Run the server, or skip the test where this machine can't."""
     with contextlib.ExitStack() as started:
         try:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.conftest import _or_skip
+from tests.conftest import or_skip
 from tests.servers.hdfs import Hdfs
 from tests.servers.hdfs import hdfs as start_hdfs
 from vfs.agent.foresight.multiplying import multiply, reduce
@@ -25,7 +25,7 @@ HDFS = SiteName("hdfs")
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
     """An HDFS of three DataNodes."""
-    with _or_skip(start_hdfs(tmp_path_factory.mktemp("hdfs3"), datanodes=3)) as server:
+    with or_skip(start_hdfs(tmp_path_factory.mktemp("hdfs3"), datanodes=3)) as server:
         yield server
 
 

@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.lake import Lake, mounted, why_no_mount
+from tests.lake import Lake, mounted
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'foremount[torch]'")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.frameworks,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.frameworks]
 CONFIG = """
 [sites.disk]
 kind = "local"

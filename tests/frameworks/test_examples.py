@@ -16,14 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.lake import DISK, Lake, mounted, why_no_mount
+from tests.lake import DISK, Lake, mounted
+from tests.marks import MOUNT
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.frameworks,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.frameworks]
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs/examples.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^## (.+?)\n.*?```python\n(.*?)```", DOCUMENT, flags=re.DOTALL | re.MULTILINE)
 

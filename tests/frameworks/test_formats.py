@@ -14,15 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.lake import Lake, mounted, why_no_mount
+from tests.lake import Lake, mounted
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.frameworks,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.frameworks]
 CONFIG = """
 [sites.disk]
 kind = "local"

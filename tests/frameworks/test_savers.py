@@ -13,16 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lake import FSYNC_IS_LOCAL, STAGED, Lake, mounted, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, STAGED, Lake, mounted
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 
 torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.frameworks,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.frameworks]
 RANK = r"""
 import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 rank, world, root, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]

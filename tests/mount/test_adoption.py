@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, wait_until, why_no_mount
+from tests.lake import Lake, wait_until
+from tests.marks import MOUNT
 from tests.mount.test_uploads import BIG, dav_lake, write
 from tests.servers.nginx import Nginx
 from vfs.extents.layout import data_path, store_root
@@ -18,12 +19,7 @@ from vfs.namespace.catalog import Catalog
 from vfs.namespace.journal import JournalReader, content_path
 from vfs.namespace.staged import Staged, Upload
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.servers,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.servers]
 STAGING = '[staging]\nsize = "16MiB"\n'
 """Three files of BIG are more than four fifths of it: the first goes then."""
 

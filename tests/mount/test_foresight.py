@@ -14,20 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.lifecycle import free_port, running
 from tests.servers.nginx import Nginx
 from vfs.cli.client import AdminClient
 from vfs.errors import ForemountError
 from vfs.training import Training
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.servers,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.servers, pytest.mark.slow]
 SITES = """
 policies = ["policy.toml"]
 [sites.origin]

@@ -18,18 +18,15 @@ import numpy as np
 import pytest
 
 from tests.jobs import MTIME_NS, JobsLake, jobs_mounted, why_with_open
-from tests.lake import foremount, wait_until, why_no_mount
+from tests.lake import foremount, wait_until
+from tests.marks import MOUNT
 from tests.schedules import npy
 from vfs import client
 from vfs.keeper import mountinfo
 from vfs.samples import wire
 from vfs.samples.model import Form
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 RECLAIMED = 2
 """Samples whose pages the kernel may have needed for something else meanwhile, of the 20 or 40 of a test."""
 without_open = pytest.mark.skipif(bool(why_with_open()), reason=why_with_open())

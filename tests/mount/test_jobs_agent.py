@@ -12,15 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.lake import DISK, Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import DISK, Lake, foremount, mounted, wait_until
+from tests.marks import MOUNT
 from tests.schedules import BATCH, STEPS, WORLD, Schedule, arrow, webdataset
 from tests.trouble.readers import Readers
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 SAMPLES = '[samples]\ndeclarations = ["jobs"]\n'
 
 

@@ -18,13 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, mounted, wait_until
+from tests.marks import MOUNT
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 CONFIG = """
 [sites.disk]
 kind = "local"

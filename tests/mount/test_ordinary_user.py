@@ -14,17 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import why_no_mount
+from tests.marks import MOUNT
 from tests.schedules import BATCH, arrow
 from tests.servers.wan_origin import WanOrigin
 from vfs.keeper.code import child_environ
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-    pytest.mark.skipif(shutil.which("fusermount3") is None, reason="needs fusermount3 (package fuse3)"),
-]
+pytestmark = [*MOUNT, pytest.mark.skipif(shutil.which("fusermount3") is None, reason="needs fusermount3 (package fuse3)")]
 NOBODY = 65534
 AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
 AS_NOBODY += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]

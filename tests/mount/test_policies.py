@@ -16,14 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import Fault, WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 CONFIG = """
 policies = ["policies", "pretraining"]
 [sites.origin]

@@ -11,14 +11,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 CONFIG = """
 policies = ["own.toml"]
 [sites.origin]

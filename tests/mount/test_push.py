@@ -14,15 +14,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.lake import Lake, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, http_lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.mount.tensors import LAYERS, Tensors, tensors, wrong
 from tests.servers.wan_origin import WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, http_lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 from vfs.extents.layout import PASSTHROUGH_BYTES_MIN
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 BIG = random.Random(3).randbytes(5_000_001)
 
 

@@ -16,18 +16,15 @@ import numpy as np
 import pytest
 
 from tests import media
-from tests.lake import Lake, foremount, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, http_lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.node import TOKEN, Node, Scheduled, node
 from tests.operators import made
 from tests.servers.wan_origin import WanOrigin
 from vfs.client import form_of, open_sample, provenance_of
 from vfs.samples.model import Reason
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 STEPS, RANKS, SLOTS = 8, 2, 3
 SAMPLES = """
 [samples]

@@ -16,19 +16,15 @@ from pathlib import Path
 import pytest
 
 import vfs
-from tests.lake import DISK, FSYNC_IS_LOCAL, STAGED, foremount, wait_until, why_no_mount
+from tests.lake import DISK, FSYNC_IS_LOCAL, STAGED, foremount, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 from vfs.keeper import mountinfo
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "mount_scripts"
 COMMAND = Path(sys.executable).with_name("foremount")
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-    pytest.mark.skipif(not COMMAND.exists(), reason=f"{COMMAND} is not installed"),
-]
+pytestmark = [*MOUNT, pytest.mark.skipif(not COMMAND.exists(), reason=f"{COMMAND} is not installed")]
 
 
 class Place:

@@ -6,18 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import http_lake, mounted, wait_until, why_no_mount
+from tests.lake import http_lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'foremount[otel]'")
 
 from tests.servers.collector import collector
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 
 
 def test_read_that_waits_for_its_origin_comes_to_the_collector(wan_origin: WanOrigin, wan_root: Path) -> None:

@@ -16,16 +16,13 @@ import numpy as np
 import pytest
 
 from tests.bench.checkpoint import write_checkpoint
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 from vfs.traces.parquet import Trace, load
 from vfs.traces.records import How
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 CONFIG = """
 [sites.origin]
 kind = "http"

@@ -17,16 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import FSYNC_IS_LOCAL, Lake, mounted, wait_until, why_no_mount
+from tests.lake import FSYNC_IS_LOCAL, Lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.nginx import Nginx
 from tests.servers.seaweedfs import REGION, SECRET_KEY, SeaweedFs, credentials
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.servers,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.servers]
 DAV = """
 policies = ["policy.toml"]
 [sites.origin]

@@ -19,17 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import STAGED, Lake, mounted, wait_until, why_no_mount
+from tests.lake import STAGED, Lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.mount import test_local as local
 from tests.servers.wan_origin import WanOrigin
 from vfs.namespace.journal import JournalReader
 from vfs.namespace.staged import Staged, StagedKind
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 CONFIG = """
 policies = ["policy.toml"]
 [sites.origin]

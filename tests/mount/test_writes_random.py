@@ -18,15 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.fsx import Fsx
-from tests.lake import Lake, mounted, why_no_mount
+from tests.lake import Lake, mounted
+from tests.marks import MOUNT
 from tests.mount.test_writes import config
 from tests.servers.wan_origin import WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 NAMES = st.sampled_from(["a", "b", "c"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
 CONTENT = st.binary(max_size=40) | st.integers(1, 200_000).map(lambda size: random.Random(size).randbytes(size))

@@ -16,14 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, http_lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import Fault, WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 BIG = random.Random(7).randbytes(24 << 20)
 SMALL = random.Random(8).randbytes(3 << 20)
 MIB = 1 << 20

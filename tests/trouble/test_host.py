@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,15 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import DISK, Lake, foremount, http_lake, is_running, mounted, wait_until, why_no_mount
+from tests.lake import DISK, Lake, foremount, http_lake, is_running, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import Fault, WanOrigin
 from tests.servers.wan_origin import wan_origin as start_wan_origin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 BROKEN_READLINK = """
 import sys
 
@@ -52,12 +48,6 @@ def disk_lake(base: Path, **files: bytes) -> Iterator[Lake]:
         (base / "disk" / name).write_bytes(content)
     with mounted(DISK, base) as lake:
         yield lake
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
-        yield Path(made)
 
 
 def test_bug_in_a_handler_is_an_errno_and_one_record_and_the_worker_lives(

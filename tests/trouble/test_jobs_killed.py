@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import JobsLake, jobs_mounted
-from tests.lake import wait_until, why_no_mount
+from tests.lake import wait_until
+from tests.marks import MOUNT
 from tests.trouble.readers import Readers
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 KILLS = 8
 
 

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,16 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import DISK, Lake, foremount, http_lake, is_running, mounted, wait_until, why_no_mount
+from tests.lake import DISK, Lake, foremount, http_lake, is_running, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import Fault, WanOrigin
 from tests.trouble.readers import Readers
 from vfs.keeper import mountinfo
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 KILLS = 20
 LONGEST_WAIT_S = 30.0
 """For a whole pass on a loaded machine; the figure of `python -m tests.bench crash` is the honest one."""
@@ -46,12 +42,6 @@ def write(root: Path, files: dict[str, bytes]) -> None:
 def held(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the files that readers hold open: enough, and few enough for their descriptors."""
     return {name: content for name, content in files.items() if not name.startswith("many/1")}
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
-        yield Path(made)
 
 
 @contextmanager

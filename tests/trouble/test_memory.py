@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import anonymous_bytes, http_lake, mounted, why_no_mount
+from tests.lake import anonymous_bytes, http_lake, mounted
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.slow]
 LIMIT = 512 << 20
 READERS = 64
 FILE_BYTES = 1 << 30

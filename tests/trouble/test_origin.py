@@ -16,14 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lake import Lake, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, http_lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import Fault, WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 ROOT = "trouble-origin"
 MIB = 1 << 20
 BODY = random.Random(31).randbytes(5 * MIB + 333)

@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.lake import Lake, mounted, why_no_mount
+from tests.lake import Lake, mounted
+from tests.marks import MOUNT
 from tests.servers.nginx import Nginx
 from tests.servers.wan_origin import Fault, WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.servers,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.servers]
 BODY = random.Random(21).randbytes(3_000_001)
 WRITTEN_S = 1_700_000_000
 ROOT, COPY = "replicas-origin", "replicas-copy"

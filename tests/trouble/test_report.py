@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, mounted, wait_until
+from tests.marks import MOUNT
 from vfs.keeper import procfs
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 CONFIG = """
 [sites.here]
 kind = "local"

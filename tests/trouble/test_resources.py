@@ -14,14 +14,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tests.lake import Lake, anonymous_bytes, http_lake, mounted, wait_until, why_no_mount
+from tests.lake import Lake, anonymous_bytes, http_lake, mounted, wait_until
+from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 MIB = 1 << 20
 THROTTLE = Path("/sys/fs/cgroup/blkio")
 

@@ -16,18 +16,14 @@ from pathlib import Path
 import pytest
 
 import vfs
-from tests.lake import Lake, wait_until, why_no_mount
+from tests.lake import Lake, wait_until
+from tests.marks import MOUNT
 from tests.servers.nginx import Nginx
 from tests.trouble.readers import Readers
 from tests.trouble.writers import SAVER, Changing, acknowledged, check, lake
 from vfs.keeper import code
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.servers,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.servers]
 ROOT = Path(__file__).resolve().parents[2]
 UPGRADES = 5
 PAUSE_S = 0.02

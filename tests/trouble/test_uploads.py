@@ -21,18 +21,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
+from tests.lake import Lake, foremount, mounted, wait_until
+from tests.marks import MOUNT
 from tests.mount.test_uploads import INDEX, POLICY, states, write
 from tests.servers.gate import Gate, Stop
 from tests.servers.seaweedfs import ACCESS_KEY, NEXT_ACCESS_KEY, NEXT_SECRET_KEY, REGION, SeaweedFs, credentials
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.servers,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = [*MOUNT, pytest.mark.servers, pytest.mark.slow]
 CONFIG = """
 policies = ["policy.toml"]
 [sites.s3]

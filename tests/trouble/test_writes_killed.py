@@ -7,32 +7,21 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lake import foremount, wait_until, why_no_mount
+from tests.lake import foremount, wait_until
+from tests.marks import MOUNT
 from tests.servers.nginx import Nginx
 from tests.servers.wan_origin import WanOrigin
 from tests.trouble.writers import SAVER, Changing, acknowledged, check, lake
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(why_no_mount()), reason=why_no_mount()),
-]
+pytestmark = MOUNT
 KILLS = 12
 TURNS = 60
 """Between kills: half a second or so. A worker that dies sooner is started later and later."""
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="foremount-test-") as made:
-        yield Path(made)
 
 
 def test_names_that_change_while_they_are_uploaded_do_not_come_back(scratch: Path, nginx: Nginx) -> None:
