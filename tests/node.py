@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,9 +137,7 @@ def decoded(text: bytes) -> dict[int, tuple[Envelope, bytes]]:
 
 
 @contextmanager
-def node(
-    base: Path, lake: Path, more: str = NO_LOAD, environ: Mapping[str, str] | None = None
-) -> Iterator[Node]:  # fmt: skip
+def node(base: Path, lake: Path, more: str = NO_LOAD) -> Iterator[Node]:
     """Start a node beside a directory, and end it."""
     tokens = base / "tokens"
     tokens.write_text(f"operate agents {TOKEN}\nread people {READ_TOKEN}\n")
@@ -151,7 +148,6 @@ def node(
         [sys.executable, "-m", "vfs.cli", "node", "--config", str(config)],
         stdout=subprocess.PIPE,
         stderr=(base / "node.log").open("ab"),
-        env={**os.environ, **(environ or {})},
     )
     try:
         yield Node(_address(process, base), process)

@@ -106,7 +106,7 @@ def _measure(
             if found.digest != expected["digest"]:
                 outcome.broken.append(f"{mbit} Mbit/s: the tensors differ from the source")
         rounds.append((first, second))
-    limit = expected["bytes"] / (mbit * 1e6 / 8) + ROUND_TRIPS * RTT_MS / 1e3
+    limit = limit_s(expected["bytes"], mbit)
     suffix = "" if mbit == 1000 else f"_{mbit // 1000}g"
     for step, label in enumerate(("", "second_step_")):
         best = sorted((pair[step] for pair in rounds), key=lambda read: read.seconds)
@@ -140,7 +140,7 @@ def _measure_dcp(base: Path, origin: WanOrigin, scale: float, outcome: Outcome, 
         return
     shutil.copytree(first, base / "origin" / "dcp" / "step_2")
     expected = run_dcp("load", first, layers)
-    limit = expected["bytes"] / 125e6 + ROUND_TRIPS * RTT_MS / 1e3
+    limit = limit_s(expected["bytes"])
     rows = []
     scratch = base / "dcp-round"
     scratch.mkdir()
@@ -164,7 +164,7 @@ def _measure_peers(base: Path, origin: WanOrigin, words: list[str], outcome: Out
     """Read the same with other programs, once each at 1 Gbit/s: cold, from HTML listings as they need them."""
     origin.shape(listing="html")
     expected = read_tensors(base / "origin" / "step_1000", words)
-    limit = expected["bytes"] / 125e6 + ROUND_TRIPS * RTT_MS / 1e3
+    limit = limit_s(expected["bytes"])
     rows = []
     for name, peer in PEERS.items():
         say(f"{name}, 1000 Mbit/s")
@@ -238,6 +238,11 @@ def through(lake: Lake, origin: WanOrigin, step: str, words: list[str]) -> Read:
     found = read_tensors(lake.root / step, words)
     stats = origin.stats()
     return Read(found["seconds"], found["bytes"], stats["bytes"], stats["requests"], found["digest"])
+
+
+def limit_s(size: int, mbit: int = 1000) -> float:
+    """Return the seconds that a line of this rate, 100 ms away, needs for so many bytes at least. Pure."""
+    return size / (mbit * 1e6 / 8) + ROUND_TRIPS * RTT_MS / 1e3
 
 
 def read_tensors(directory: Path, words: list[str]) -> dict[str, Any]:

@@ -48,8 +48,6 @@ class Outcome:
 
     last_s: float
     median_s: float
-    waited_share: float
-    """Of all readers' time until the last is done, what they wait for it."""
 
 
 def simulate(storm: Storm) -> Outcome:
@@ -60,8 +58,7 @@ def simulate(storm: Storm) -> Outcome:
     for reader in range(storm.readers):
         arrivals[choice[reader]].append(max(0.0, chance.gauss(storm.before_s, storm.spread * storm.before_s)))
     done = np.array([end for each in arrivals for end in served(each, storm.hot_bytes, storm.rate, storm.line)])
-    last = float(done.max())
-    return Outcome(last, float(np.median(done)), float((last - done).sum() / (last * len(done))))
+    return Outcome(float(done.max()), float(np.median(done)))
 
 
 def served(arrivals: list[float], size: float, rate: float, line: float) -> list[float]:

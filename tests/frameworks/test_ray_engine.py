@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ pytest.importorskip("PIL", reason="the [media] extra is not installed")
 
 from tests import media
 from tests.operators import made
+from tests.servers.lifecycle import free_port
 from vfs.errors import Unavailable
 from vfs.samples.engines.protocol import task_of
 from vfs.samples.engines.ray import RayEngine
@@ -36,8 +36,7 @@ PARAMS = '{"crop":{"at":"random","size":[32,32]}}'
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Yield the address of a cluster whose one node has the resource twice."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as scratch:
         words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=1"]
         words += ["--node-ip-address=127.0.0.1", '--resources={"foremount": 2}', "--include-dashboard=false"]

@@ -198,7 +198,7 @@ def test_what_the_kernel_has_for_it_refuses_reading_forking_executing_and_signal
     assert said(hostile(cell, "signal", pid=os.getpid())) == "1"
 
 
-def test_process_is_replaced_after_its_number_of_samples(jail: Jail) -> None:
+def test_process_is_replaced_after_its_number_of_samples() -> None:
     short = Jail(Settings(samples_per_process=2, idle=False), [HOSTILE_OPERATOR])
     cell = Cell(short)
     pids = []
