@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -35,7 +37,10 @@ from vfs.sites.protocol import Piece
 from vfs.sites.transfer import body_range, new_session, pieces_of, translated
 from vfs.sites.writing import Body
 
+AnswerT = TypeVar("AnswerT")
 PAGE_ENTRIES = 1000
+_done_decoder = msgspec.json.Decoder(hdfsanswers.DoneAnswer)
+_locations_decoder = msgspec.json.Decoder(hdfsanswers.LocationsAnswer)
 _status_decoder = msgspec.json.Decoder(StatusAnswer)
 _batch_decoder = msgspec.json.Decoder(BatchAnswer)
 
@@ -114,24 +119,15 @@ class WebHdfsSite:
         Raises:
             WrongAnswer: it is no file.
         """
-        async with self.answer("SETREPLICATION", path, method="PUT", replication=str(count)) as response:
-            body = await _body(response, self._subject(path))
-        try:
-            done = msgspec.json.decode(body, type=hdfsanswers.DoneAnswer).boolean
-        except msgspec.DecodeError as exc:
-            raise WrongAnswer(self._subject(path), "is no answer of WebHDFS to SETREPLICATION") from exc
-        if not done:
+        asking = self.answer("SETREPLICATION", path, method="PUT", replication=str(count))
+        if not (await self._answered(asking, _done_decoder, path, "is no answer of WebHDFS to SETREPLICATION")).boolean:
             raise WrongAnswer(self._subject(path), "is no file whose copies could be counted")
 
     async def copies_held(self, path: SitePath) -> int:
         """Return how many copies the block has that has the fewest; 0 for an empty file."""
-        async with self.answer("GET_BLOCK_LOCATIONS", path) as response:
-            body = await _body(response, self._subject(path))
-        try:
-            blocks = msgspec.json.decode(body, type=hdfsanswers.LocationsAnswer).located.blocks
-        except msgspec.DecodeError as exc:
-            raise WrongAnswer(self._subject(path), "is no answer of WebHDFS to GET_BLOCK_LOCATIONS") from exc
-        return min((len(block.locations) for block in blocks), default=0)
+        asking = self.answer("GET_BLOCK_LOCATIONS", path)
+        found = await self._answered(asking, _locations_decoder, path, "is no answer of WebHDFS to GET_BLOCK_LOCATIONS")
+        return min((len(block.locations) for block in found.located.blocks), default=0)
 
     async def close(self) -> None:
         sessions, self._sessions = self._sessions, {}
@@ -139,12 +135,23 @@ class WebHdfsSite:
             await session.close()
 
     async def _status(self, path: SitePath) -> FileStatus:
-        async with self.answer("GETFILESTATUS", path) as response:
+        asking = self.answer("GETFILESTATUS", path)
+        return (await self._answered(asking, _status_decoder, path, "is no status of WebHDFS")).status
+
+    async def _answered(
+        self,
+        asking: AbstractAsyncContextManager[aiohttp.ClientResponse],
+        decoder: msgspec.json.Decoder[AnswerT],
+        path: SitePath,
+        complaint: str,
+    ) -> AnswerT:
+        """Return what an answer says; one that can't be read is a `WrongAnswer` with the complaint."""
+        async with asking as response:
             body = await _body(response, self._subject(path))
         try:
-            return _status_decoder.decode(body).status
+            return decoder.decode(body)
         except msgspec.DecodeError as exc:
-            raise WrongAnswer(self._subject(path), "is no status of WebHDFS") from exc
+            raise WrongAnswer(self._subject(path), complaint) from exc
 
     async def _check(self, path: SitePath, version: Version) -> None:
         """Refuse to go on if the path has another version now.
