@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vfs.checkpoints.layout import Layout, Member, build
+from vfs.extents.layout import BLOCK
 from vfs.foresight.hot import hot_ranges, readers_of
 from vfs.foresight.model import HotRange, TensorRanks
 from vfs.model import LakePath
@@ -34,8 +35,19 @@ def test_replicated_tensors_and_the_metadata_are_hot_and_sharded_ones_are_not() 
     assert found == [
         HotRange(LakePath("ckpt/step_1/.metadata"), 0, 0, 2048),
         HotRange(LakePath("ckpt/step_1/deep/common.pt"), 0, 0, 2048),
-        HotRange(LakePath("ckpt/step_1/model.bin"), 0, 100, 2048),
-        HotRange(LakePath("ckpt/step_1/model.bin"), 100, 4000, 2048),
+        HotRange(LakePath("ckpt/step_1/model.bin"), 0, 4100, 2048),
+    ]
+
+
+def test_ranges_that_share_a_block_are_one_and_those_apart_are_not() -> None:
+    names = [f"layer.{index}" for index in range(40)]
+    members = [Member(name, 200 + index * 2000, 2000) for index, name in enumerate(names)]
+    far = Member("head", 10 * BLOCK, BLOCK)
+    tensors = [TensorRanks(name, ((0, 2048, 1),)) for name in [*names, "head"]]
+    layouts = {"model.bin": build("safetensors", 11 * BLOCK, (0, 100), [*members, far])}
+    assert hot_ranges(STEP, 2048, tensors, [], layouts) == [
+        HotRange(LakePath("ckpt/step_1/model.bin"), 0, 80_200, 2048),
+        HotRange(LakePath("ckpt/step_1/model.bin"), 10 * BLOCK, BLOCK, 2048),
     ]
 
 

@@ -87,6 +87,12 @@ def test_a_crowd_gets_as_many_copies_as_it_needs_over_different_racks() -> None:
     assert refusals(found) == [""] * len(found)
 
 
+def test_each_further_copy_holds_only_what_more_readers_want_than_the_copies_before_it_bear() -> None:
+    metadata, embedding = HotRange(LakePath("c/.metadata"), readers=350), HotRange(LakePath("c/m"), 0, 100, 150)
+    found = placed(msgspec.structs.replace(CROWD, hot=(metadata, embedding)), sites=NODES)
+    assert [place.hot for place in found] == [(metadata, embedding)] * 2 + [(metadata,)] * 2
+
+
 def test_a_place_that_is_refused_is_left_out_where_others_do() -> None:
     found = placed(CROWD, sites=SITES | NODES, labels=Labels(residency=("eu",)))
     assert [place.site for place in found] == [EVAL]

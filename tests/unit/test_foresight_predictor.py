@@ -153,6 +153,28 @@ def test_contradiction_withdraws_the_hint(contradiction: Happening) -> None:
     assert last.job.outcomes == {}, "a contradiction says nothing against the predictions"
 
 
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        JobSubmitted(world_size=64, checkpoint=path_of(900)),
+        JobSubmitted(world_size=128, checkpoint=path_of(1000)),
+        JobSubmitted(world_size=64),
+        Restarted(step=900, path=path_of(900)),
+    ],
+    ids=["submitted with another checkpoint", "with other ranks", "without one", "restarted from another"],
+)
+def test_contradiction_withdraws_what_the_start_of_a_job_was_to_read(contradiction: Happening) -> None:
+    job, last = after([JobSubmitted(world_size=64, checkpoint=path_of(1000), site=EVAL)])
+    assert {(hint.mechanism, hint.world_size) for hint in last.made} == {
+        (Mechanism.CHECKPOINTS, 0),
+        (Mechanism.HOT_FILES, 64),
+    }
+    crowd = next(hint for hint in last.made if hint.world_size)
+    _, last = after([contradiction], job)
+    assert crowd.id in [gone.hint for gone in last.withdrawn]
+    assert crowd.id not in [hint.id for hint in last.job.hints]
+
+
 def test_restart_at_the_checkpoint_itself_keeps_its_hint() -> None:
     job, _ = after([schedule(1000), save(1000)])
     assert after([Restarted(step=1000)], job)[1].withdrawn == ()
@@ -208,7 +230,10 @@ def test_urgent_schedule_makes_an_urgent_hint_of_one_that_could_wait() -> None:
 def test_restart_from_a_checkpoint_elsewhere_is_predicted() -> None:
     submitted = JobSubmitted(world_size=8, checkpoint=path_of(7), site=EVAL, parameters=1e12, importance=1.0)
     _, last = after([submitted])
-    assert [(hint.path, hint.site, hint.urgency.parameters) for hint in last.made] == [(path_of(7), EVAL, 1e12)]
+    assert [(hint.mechanism, hint.path, hint.site, hint.urgency.parameters) for hint in last.made] == [
+        (Mechanism.CHECKPOINTS, path_of(7), EVAL, 1e12),
+        (Mechanism.HOT_FILES, path_of(7), EVAL, 1e12),
+    ]
 
 
 def test_time_to_live_follows_what_was_observed() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from vfs.checkpoints.layout import Layout
 from vfs.config import READERS_PER_COPY
+from vfs.extents.layout import BLOCK
 from vfs.foresight.model import HotRange, TensorRanks
 from vfs.model import LakePath, join
 
@@ -51,7 +52,8 @@ def hot_ranges(
         copies: that there are of every file anyway.
 
     Returns:
-        Ranges with more readers than `bears * copies`; whole files have length 0.
+        Ranges with more readers than `bears * copies`; whole files have length 0. Those that share a block are one: with
+        10**5 tensors a record would otherwise be larger than what it tells of.
     """
     most = bears * copies
     found = [
@@ -70,4 +72,24 @@ def hot_ranges(
             for member, count in crowds
             if count > most
         ]
+    found = _joined(found)
     return sorted(found, key=lambda each: (-each.readers, each.path, each.offset))
+
+
+def _joined(ranges: list[HotRange]) -> list[HotRange]:
+    """Return the ranges with those of one file and as many readers that touch or share a block made one."""
+    joined: list[HotRange] = []
+    for each in sorted(ranges, key=lambda each: (each.path, each.readers, each.offset)):
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and each.length
+            and last.length
+            and (last.path, last.readers) == (each.path, each.readers)
+            and each.offset // BLOCK <= -(-(last.offset + last.length) // BLOCK)
+        ):
+            end = max(last.offset + last.length, each.offset + each.length)
+            joined[-1] = HotRange(last.path, last.offset, end - last.offset, last.readers)
+        else:
+            joined.append(each)
+    return joined

@@ -321,6 +321,8 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
         made_ns: when it was predicted first.
         evaluation: it is made for, "" for none.
         hot: with HOT_FILES: what is hot.
+        world_size: with HOT_FILES: ranks of the job from whose plan it follows what is hot, once the checkpoint's files are
+            known (`vfs/foresight/hot.py`); 0: it stands in `hot`.
         starts_in_s: seconds from `made_ns` to the first read.
         shadow: nothing is copied for it; the ledger sees whether it would have been of use.
     """
@@ -338,6 +340,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     urgency: Urgency = Urgency()
     labels: Labels = Labels()
     hot: tuple[HotRange, ...] = ()
+    world_size: int = 0
     starts_in_s: float = 0.0
     made_ns: int = 0
     shadow: bool = False

@@ -127,7 +127,12 @@ def _for_crowd(
         for site, place in judged.items()
         if not place.refused
     ]
-    return [judged[spot.site] for spot in chosen(readers, spots)] or list(judged.values())
+    found, borne = [], 0
+    for spot in chosen(readers, spots):  # the copies before this one bear so many: the next holds what more than those want
+        wanted = tuple(each for each in hint.hot if each.readers > borne)
+        found.append(msgspec.structs.replace(judged[spot.site], hot=wanted))
+        borne += spot.bears
+    return found or list(judged.values())
 
 
 def _judged(

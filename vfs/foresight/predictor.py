@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
+import xxhash
 
 from vfs.foresight.gate import Window, window_of
 from vfs.foresight.jobs import EXPECTED_MAX, PAST_MAX, Expected, JobState, Past, Save, with_hint, with_save, without_hint
@@ -35,6 +36,7 @@ from vfs.foresight.model import (
     HintCancelled,
     HintId,
     HotFiles,
+    JobName,
     JobSubmitted,
     Mechanism,
     Outcome,
@@ -55,6 +57,8 @@ CONFIDENCE_MIN = 0.5
 TTL_S = 6 * 3600.0
 """Where nothing is known of a job: a cycle of the largest one measured takes over four hours (PROBLEM.md A1)."""
 TTL_S_MIN = 600.0
+CROWD_S = 3600.0
+"""A start is over within minutes, and is tried again where it fails."""
 LEADS = 3.0
 """A hint lives so many times as long as its evaluation took to begin at most, so far."""
 
@@ -188,9 +192,13 @@ def _submitted(draft: _Draft, what: JobSubmitted) -> None:
     if what.data_mix != draft.job.data_mix:
         _forget_rhythm(draft, "the mixture of data has changed")
     draft.job = msgspec.structs.replace(draft.job, submitted=what, data_mix=what.data_mix)
+    others = (hint for hint in draft.job.hints if _is_for_start(hint) and hint.path != what.checkpoint)
+    draft.withdraw(others, f"the job loads {what.checkpoint or 'no checkpoint'} now")
     if what.checkpoint and what.site:
         why = f"the job was submitted to {what.site} and loads this checkpoint"
         draft.make(_hint(draft, -1, what.checkpoint, what.site, why, ANNOUNCED, starts_in_s=what.starts_in_s))
+    if what.checkpoint and what.world_size > 1:
+        _planned(draft, what)
 
 
 def _hot(draft: _Draft, what: HotFiles) -> None:
@@ -206,6 +214,35 @@ def _hot(draft: _Draft, what: HotFiles) -> None:
     )
     draft.withdraw((each for each in draft.job.hints if each.id == hot.id and each.hot != hot.hot), "other files are hot now")
     draft.make(hot)
+
+
+def _planned(draft: _Draft, what: JobSubmitted) -> None:
+    """Predict the crowd of a job's start; which bytes it wants follows from the plan once the files are known."""
+    name = _crowd_id(draft.job.job, what)
+    before = (hint for hint in draft.job.hints if hint.world_size and hint.id != name)
+    draft.withdraw(before, "the job was submitted with another plan")
+    why = f"{what.world_size} ranks load this checkpoint at once, by the job's plan"
+    draft.make(
+        msgspec.structs.replace(
+            _hint(draft, -1, what.checkpoint, what.site, why, ANNOUNCED),
+            id=name,
+            mechanism=Mechanism.HOT_FILES,
+            world_size=what.world_size,
+            starts_in_s=what.starts_in_s,
+            ttl_s=CROWD_S + what.starts_in_s,
+        )
+    )
+
+
+def _crowd_id(job: JobName, what: JobSubmitted) -> HintId:
+    """Return the name of what a plan makes hot: another plan, another hint."""
+    plan = xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(what.tensors))
+    return hint_id(job, Mechanism.HOT_FILES, what.checkpoint, what.world_size, SiteName(plan))
+
+
+def _is_for_start(hint: Hint) -> bool:
+    """Return whether a hint was made for the start of its job."""
+    return bool(hint.world_size) or (hint.mechanism is Mechanism.CHECKPOINTS and hint.step < 0)
 
 
 def _saving(draft: _Draft, step: int, path: LakePath) -> None:
@@ -283,6 +320,11 @@ def _over(draft: _Draft, evaluation: str, step: int, site: SiteName, why: str) -
 def _restarted(draft: _Draft, what: Restarted) -> None:
     later = (hint for hint in draft.job.hints if hint.step > what.step)
     draft.withdraw(later, f"the job goes on from step {what.step}")
+    save = draft.job.save_of(what.step)
+    loads = what.path or (save.path if save is not None else LakePath(""))
+    if loads:
+        others = (hint for hint in draft.job.hints if _is_for_start(hint) and hint.path != loads)
+        draft.withdraw(others, f"the job loads {loads} instead")
     draft.job = msgspec.structs.replace(
         draft.job,
         saves=tuple(save for save in draft.job.saves if save.step <= what.step),

@@ -16,10 +16,13 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from vfs import config
 from vfs.agent.foresight.benefit import TELL_S, Benefit
 from vfs.agent.foresight.copying import Copier
 from vfs.agent.foresight.noticing import Noticed
+from vfs.agent.foresight.planned import hot_of
 from vfs.agent.reading.published import Published
 from vfs.agent.writing.uploads import Uploads
 from vfs.backoff import doubled_s
@@ -33,9 +36,10 @@ from vfs.foresight.controller import api
 from vfs.foresight.controller.remote import Remote
 from vfs.foresight.controller.service import Controller, running
 from vfs.foresight.execution import Executor
-from vfs.foresight.model import Checkpoint, Event, FileCopy, Hint, Labels, ReplicaId, ReplicaRecord
+from vfs.foresight.hot import COPIES_ANYWAY
+from vfs.foresight.model import Checkpoint, Event, FileCopy, Hint, Labels, Mechanism, ReplicaId, ReplicaRecord
 from vfs.foresight.offers import OPEN_S, Direct, Line
-from vfs.foresight.placing import Place, Rules, places, site_facts
+from vfs.foresight.placing import Place, Rules, SiteFacts, places, site_facts
 from vfs.foresight.plan import Origin
 from vfs.foresight.stores.embedded import Embedded
 from vfs.foresight.stores.etcd import Etcd
@@ -98,12 +102,22 @@ async def controlling(
 
         async def places_of(hint: Hint) -> Sequence[Place]:
             point = mounts.find(hint.path)
-            if point is None or (hint.site == point.site and not hint.hot):
+            if point is None or (hint.site == point.site and hint.mechanism is Mechanism.CHECKPOINTS):
                 return []
             kept = await store.get(keys.checkpoint_key(hint.path))
             known: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
+            if hint.world_size:
+                if known is None or not known.save_id:
+                    return []
+                home = facts.get(point.site, SiteFacts())
+                there = COPIES_ANYWAY if home.multiplies else 1
+                hot = await hot_of(hint, store, point.site, fetcher.read, bears=home.readers, copies=there)
+                if not hot:
+                    return []
+                hint = msgspec.structs.replace(hint, hot=hot)
             labels: Labels = known.labels if known is not None and known.labels is not None else hint.labels
-            size = known.bytes if known is not None else 0
+            whole = known.bytes if known is not None else 0
+            size = whole if any(not each.length for each in hint.hot) else sum(each.length for each in hint.hot) or whole
             return places(hint, labels, Rules(), origin=point.site, sites=facts, bytes_needed=size, used=controller.used)
 
         async def origin_of(replica: ReplicaRecord, copies: Sequence[FileCopy]) -> Origin:

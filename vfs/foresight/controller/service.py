@@ -213,6 +213,8 @@ class _Lead:
                 self._forget(ReplicaId(rest))
             case "checkpoints" | "files":
                 self._checkpoint_changed(rest.partition("/")[0])
+                if room == "checkpoints":
+                    self._place_anew(rest)
             case "open" | "lives" if change.value is None:
                 self._look(ReplicaId(rest.partition("/")[0]))
             case "switches":
@@ -272,6 +274,12 @@ class _Lead:
         for hint in self._checkpoints.get(name, ()):
             for replica in self._of.get(hint, ()):
                 self._look(replica)
+
+    def _place_anew(self, name: str) -> None:
+        """Place the hints of a checkpoint that wait for it to be known: what is hot lies in its files."""
+        waiting = [hint for hint in self._checkpoints.get(name, ()) if self._hints[hint].world_size and hint not in self._of]
+        self._new_hints += [self._hints[hint] for hint in waiting]
+        self._work.set()
 
     # --- the work -------------------------------------------------------------------------------------------------
 
