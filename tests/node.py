@@ -46,11 +46,12 @@ IMAGE = {"crop": {"at": "random", "size": [32, 32]}, "resize": 48}
 
 @dataclass
 class Scheduled:
-    """A bin that is filled, and the rows of the schedule that read it."""
+    """A bin that is filled, and the rows of the schedule of a job that read it."""
 
     lake: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
     raw: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    job: str = "run7"
     _places: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, step: int, rank: int, slot: int, raw: bytes, operator: str = "image@1", **changed: Any) -> None:
@@ -65,7 +66,7 @@ class Scheduled:
         self.raw[step, rank, slot] = raw
         params = IMAGE if operator.startswith("image") else {}
         row = {
-            "job": "run7", "step": step, "rank": rank, "slot": slot, "sample_id": f"s{step}-{rank}-{slot}",
+            "job": self.job, "step": step, "rank": rank, "slot": slot, "sample_id": f"s{step}-{rank}-{slot}",
             "source": "bins/0.bin", "offset": offset, "length": len(raw), "operator": operator,
             "params": json.dumps(params, sort_keys=True), "seed": 1 + slot + 100 * step, "dataset_version": "v1",
         }  # fmt: skip
@@ -73,14 +74,14 @@ class Scheduled:
 
     def write(self, document: str = "") -> None:
         """Write the schedule and the document of the job."""
-        steps = self.lake / "jobs" / "steps"
+        steps = self.lake / "jobs" / f"steps-{self.job}"
         steps.mkdir(parents=True, exist_ok=True)
         by_step: dict[int, list[dict[str, Any]]] = {}
         for row in self.rows:
             by_step.setdefault(row["step"], []).append(row)
         for step, rows in by_step.items():
             pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), steps / f"{tree.step_name(step)}.parquet")
-        (self.lake / "jobs" / "run7.toml").write_text(f'{document}\n[feed]\nkind = "arrow"\npath = "steps"\n')
+        (self.lake / "jobs" / f"{self.job}.toml").write_text(f'{document}\n[feed]\nkind = "arrow"\npath = "{steps.name}"\n')
 
 
 @dataclass

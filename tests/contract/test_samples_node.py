@@ -22,11 +22,28 @@ from tests import media
 from tests.lake import wait_until
 from tests.mount.observed import make_certificate, why_no_tls
 from tests.node import NO_LOAD, READ_TOKEN, TOKEN, Node, Scheduled, node
-from tests.operators import made
+from tests.operators import made, signed
 from vfs.samples import nodewire
 from vfs.samples.model import Form, Reason
 from vfs.samples.operators.registry import load_registry
 from vfs.samples.stream import digest_of
+
+SPIN = """
+def spin(raw, params, rng):
+    while True:
+        pass
+"""
+SPIN_DECLARATION = """
+name = "spin"
+version = "1"
+code = "spin.py"
+function = "spin"
+time = 600.0
+[output]
+dtypes = ["uint8"]
+shape_max = [64]
+bytes = "4KiB"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +61,7 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> Scheduled:
     found.add(40, 0, 4, media.jpeg(), params='{"resise":1}')
     found.add(40, 0, 5, media.jpeg(), dataset_version="")
     found.add(40, 0, 6, b"plain text", "")
+    found.add(42, 0, 0, b"round and round", "spin@1")
     found.write()
     return found
 
@@ -166,6 +184,50 @@ def test_queue_holds_no_more_than_its_bytes(schedule: Scheduled, tmp_path: Path)
                 assert len(found.group(step, rank)) == 3
             found.tell(step)
         assert most <= 64 * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bound", "reason"),
+    [
+        ('queue = "16KiB"', Reason.QUEUE),
+        ('job_queue = "16KiB"', Reason.QUOTA),
+        ("job_cpus = 0.000001", Reason.QUOTA),
+        ('egress = "1B"', Reason.EGRESS),
+    ],
+)
+def test_sample_that_may_not_begin_at_the_last_moment_goes_out_raw_with_the_bound_that_held_it_up(
+    schedule: Scheduled, tmp_path: Path, bound: str, reason: Reason
+) -> None:
+    with node(tmp_path, schedule.lake, f"{NO_LOAD}\n{bound}") as found:
+        found.tell(0, ranks=[0])
+        if reason is Reason.EGRESS:
+            found.group(1, 0)
+            wait_until(lambda: found.status()["load"]["egress"] > 1, "bytes that left the node")
+        else:
+            wait_until(lambda: found.status()["jobs"]["run7"]["cpus"], "what may be made, and what it took")
+        found.tell(10, ranks=[0])
+        wait_until(lambda: found.status()["queue"]["held"].get(reason), "samples that may not begin")
+        found.tell(11, ranks=[0])
+        reasons = {envelope.reason for envelope, _ in found.group(11, 0).values()}
+        assert reason in reasons and reasons <= {reason, None}
+        assert found.status()["jobs"]["run7"]["raw"].keys() == {reason}
+
+
+@pytest.mark.slow
+def test_transform_that_runs_when_its_step_begins_is_aborted_and_its_raw_bytes_go_out(
+    schedule: Scheduled, tmp_path: Path
+) -> None:
+    _, keys = signed(tmp_path, "spin", SPIN_DECLARATION, SPIN)
+    with node(tmp_path, schedule.lake, f'{NO_LOAD}\noperators = "{tmp_path}"\nkeys = "{keys}"') as found:
+        found.tell(41)
+        wait_until(lambda: found.status()["running"], "a transform that never ends")
+        found.tell(42)
+        (sample,) = found.group(42, 0).values()
+        assert (sample[0].reason, sample[1]) == (Reason.LATE, b"round and round")
+        job = found.status()["jobs"]["run7"]
+        assert (job["aborted"], job["raw"]) == ({Reason.LATE: 1}, {Reason.LATE: 1})
+        wait_until(lambda: not found.status()["running"], "the end of its process")
 
 
 @pytest.mark.slow

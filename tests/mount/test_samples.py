@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -16,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests import media
-from tests.lake import Lake, foremount, http_lake, mounted, wait_until
+from tests.lake import DISK, Lake, foremount, http_lake, mounted, wait_until
 from tests.marks import MOUNT
-from tests.node import TOKEN, Node, Scheduled, node
+from tests.node import NO_LOAD, TOKEN, Node, Scheduled, node
 from tests.operators import made
 from tests.servers.wan_origin import WanOrigin
 from vfs.client import form_of, open_sample, provenance_of
@@ -69,11 +68,14 @@ class World:
 def plain(schedule: Scheduled, step: int, rank: int, slot: int) -> bytes:
     """Return what a script makes of a sample's raw bytes with the operator, without any of our processes."""
     (row,) = [row for row in schedule.rows if (row["step"], row["rank"], row["slot"]) == (step, rank, slot)]
-    return made("image@1", schedule.raw[step, rank, slot], params=row["params"], seed=row["seed"])
+    return made(row["operator"], schedule.raw[step, rank, slot], params=row["params"], seed=row["seed"])
 
 
-def schedule_in(root: Path, document: str = "") -> Scheduled:
+def schedule_in(root: Path, document: str = "", *, all_operators: bool = False) -> Scheduled:
     found = Scheduled(root)
+    if all_operators:
+        found.add(0, 0, SLOTS, media.mp4(), "video@1", params='{"frames":{"uniform":3}}')
+        found.add(0, 0, SLOTS + 1, media.wav(), "audio@1", params='{"window":{"at":"random","seconds":0.2}}')
     for step in range(STEPS):
         for rank in range(RANKS):
             for slot in range(SLOTS):
@@ -165,30 +167,69 @@ def test_a_node_that_is_killed_in_a_step_costs_raw_samples_and_none_twice(world:
 
 
 @pytest.mark.slow
+def test_with_wait_fallback_a_reader_waits_for_its_sample_and_at_the_deadline_gets_raw_bytes(tmp_path: Path) -> None:
+    """Nobody tells of progress: who looks a sample up has it begun. One of the two nodes has no room for any output."""
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    schedule = schedule_in(lake, 'fallback = "wait"\ndeadline = "60s"\nahead = 1', all_operators=True)
+    hopeless = Scheduled(lake, job="run8")
+    hopeless.add(0, 0, 0, media.jpeg(99))
+    hopeless.write('fallback = "wait"\ndeadline = "400ms"\nahead = 1')
+    (tmp_path / "token").write_text(TOKEN)
+    bases = tmp_path / "enough", tmp_path / "none"
+    for base in bases:
+        base.mkdir()
+    with node(bases[0], lake) as enough, node(bases[1], lake, f'{NO_LOAD}\nqueue = "1KiB"') as none:
+        for name, service in (("run7", enough), ("run8", none)):
+            document = lake / "jobs" / f"{name}.toml"
+            document.write_text(f'nodes = ["{service.url}"]\n{document.read_text()}')
+        (tmp_path / "mount").mkdir()
+        with mounted(
+            DISK.replace("{base}/disk", str(lake)) + SAMPLES.format(node=enough.url, token=tmp_path / "token"),
+            tmp_path / "mount",
+        ) as up:
+            directory = up.root / ".jobs/run7/step_0000000/rank_0000"
+            for slot in range(SLOTS + 2):
+                path = directory / f"{slot:06d}.npy"
+                assert np.load(path).dtype == np.float32
+                assert path.read_bytes() == plain(schedule, 0, 0, slot)
+            raw = up.root / ".jobs/run8/step_0000000/rank_0000/000000.npy"
+            assert raw.read_bytes() == hopeless.raw[0, 0, 0]
+            assert provenance_of(raw)["why_raw"] in (Reason.QUEUE, Reason.LATE)
+            run7, run8 = up.job_status()
+            assert (run7["ready"], run7["raw"]) == (SLOTS + 2, {})
+            assert run8["ready"] == 0
+            assert run8["waited_s"] >= 0.4, "not before its deadline"
+            assert run7["nodes"][enough.url]["transformed"] >= SLOTS + 2
+            said = up.command("job", "status", "--mountpoint", str(up.root)).stdout
+            assert "ABORTED" in said and enough.url in said
+
+
+@pytest.mark.slow
 def test_with_local_fallback_an_unmodified_load_always_works(wan_origin_server: WanOrigin, tmp_path: Path) -> None:
     root = wan_origin_server.root / "samples-local"
     root.mkdir()
-    schedule = schedule_in(root, 'fallback = "local"\ndeadline = "60s"\nahead = 1')
+    schedule = schedule_in(root, 'fallback = "local"\ndeadline = "60s"\nahead = 1', all_operators=True)
     broken = Scheduled(root, schedule.rows, schedule.raw)
-    broken.add(0, 0, SLOTS, b"no picture at all")
+    broken.add(0, 0, SLOTS + 2, b"no picture at all")
     broken.write('fallback = "local"\ndeadline = "60s"\nahead = 1')
     with mounted(http_lake(f"{wan_origin_server.url}/samples-local") + LOCAL, tmp_path) as lake:
         directory = lake.root / ".jobs/run7/step_0000000/rank_0000"
-        for slot in range(SLOTS):
-            body = (directory / f"{slot:06d}.npy").read_bytes()
-            assert body == plain(schedule, 0, 0, slot)
-            assert np.load(io.BytesIO(body)).dtype == np.float32
-        raw = directory / f"{SLOTS:06d}.npy"
+        for slot in range(SLOTS + 2):
+            path = directory / f"{slot:06d}.npy"
+            assert np.load(path).dtype == np.float32
+            assert path.read_bytes() == plain(schedule, 0, 0, slot)
+        raw = directory / f"{SLOTS + 2:06d}.npy"
         assert raw.read_bytes() == b"no picture at all"
         assert provenance_of(raw)["why_raw"] == Reason.FAILED
         said = lake.job_status()[0]
-        assert (said["ready"], said["raw"]) == (SLOTS, {"failed": 1})
+        assert (said["ready"], said["raw"]) == (SLOTS + 2, {"failed": 1})
         assert said["cpu_s"] > 0
 
 
 def test_a_job_that_cannot_be_used_is_refused_with_its_row(world: World, tmp_path: Path) -> None:
     document = tmp_path / "other.toml"
-    document.write_text('[feed]\nkind = "arrow"\npath = "/jobs/steps"\n')
+    document.write_text('[feed]\nkind = "arrow"\npath = "/jobs/steps-run7"\n')
     done = foremount("job", "start", str(document), "--mountpoint", str(world.lake.root), check=False)
     assert done.returncode != 0
-    assert "jobs/steps/step_0000000.parquet: row 0: is of job 'run7', not of 'other'" in done.stderr
+    assert "jobs/steps-run7/step_0000000.parquet: row 0: is of job 'run7', not of 'other'" in done.stderr

@@ -93,6 +93,18 @@ class Worker:
                 self._news.clear()
                 await self._news.wait()
 
+    async def until_placed(self, directory: str, count: int) -> None:
+        """Return once the agent has told of so many samples of a directory."""
+
+        def placed() -> set[str]:
+            told = (each for each in self.told if isinstance(each, wire.Placed) and each.directory == directory)
+            return {node.path for each in told for node in each.nodes}
+
+        async with asyncio.timeout(10):
+            while len(placed()) < count:
+                self._news.clear()
+                await self._news.wait()
+
     def close(self) -> None:
         self._task.cancel()
         self._writer.close()
@@ -308,6 +320,26 @@ async def test_a_step_goes_when_its_rank_is_two_further(agent: Agent) -> None:
         await worker.until_told(wire.Dropped, "run/step_0000000/rank_0000")
     assert agent.spool.group(("run", 0, 0)) is None
     assert (await agent.run()).progress.step == 2
+
+
+async def test_a_job_that_keeps_its_samples_reads_them_again_without_their_source(agent: Agent) -> None:
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule, "ahead = 1\nkeep = true\n")
+    async with agent.serving() as worker:
+        await worker.look("run/step_0000000/rank_0000/000000.bin")
+        await worker.until_placed("run/step_0000000/rank_0000", BATCH)
+        worker.say(wire.Entered("run/step_0000002/rank_0000"))
+        await worker.until_placed("run/step_0000002/rank_0000", BATCH)
+        await worker.until_placed("run/step_0000003/rank_0000", BATCH)
+        group = agent.spool.group(("run", 0, 0))
+        assert group is not None and group.over
+        before = agent.lake.bytes_read
+        for slot in range(BATCH):  # another epoch
+            node = await worker.look(f"run/step_0000000/rank_0000/{slot:06d}.bin")
+            assert node is not None
+            assert Path(node.file).read_bytes() == schedule.slots[0, 0, slot]
+        assert agent.lake.bytes_read == before
+        assert not [told for told in worker.told if isinstance(told, wire.Dropped)]
 
 
 async def test_who_walks_through_directories_reads_nothing(agent: Agent) -> None:

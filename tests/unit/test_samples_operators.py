@@ -17,13 +17,13 @@ import safetensors.numpy
 from PIL import Image
 
 from tests import media
-from tests.operators import made
+from tests.operators import made, signed
 from vfs.errors import InvalidConfig
 from vfs.samples.identity import identity_of, missing, provenance
 from vfs.samples.model import Sample
 from vfs.samples.operators import apply, produce, signing
-from vfs.samples.operators.declare import BadParameters, OperatorRefused, Output, Wanted, extension_of, statement
-from vfs.samples.operators.registry import load_own, load_registry
+from vfs.samples.operators.declare import BadParameters, OperatorRefused, Output, Wanted, extension_of
+from vfs.samples.operators.registry import load_registry
 from vfs.units import Bytes
 
 REGISTRY = load_registry()
@@ -195,22 +195,8 @@ def test_extension_is_known_without_running_anything() -> None:
         extension_of('{"format":"exe"}')
 
 
-def signed(directory: Path, declaration: str = DECLARATION, code: str = DOUBLE) -> tuple[Path, Path]:
-    """Write and sign the operator `double`; return its declaration and the file of trusted keys."""
-    (directory / "double.py").write_text(code)
-    path = directory / "double.toml"
-    path.write_text(declaration)
-    key = str(directory / "key.pem")
-    public = signing.new_key(key)
-    operator = load_own(str(path), None)
-    (directory / "double.sig").write_text(signing.sign(key, statement(operator.declaration, operator.digest)))
-    keys = directory / "trusted"
-    keys.write_text(f"# who may\n{public} alice\n")
-    return path, keys
-
-
 def test_signed_operator_of_ones_own_is_known_with_who_signed_it(tmp_path: Path) -> None:
-    _, keys = signed(tmp_path)
+    _, keys = signed(tmp_path, "double", DECLARATION, DOUBLE)
     registry = load_registry(str(tmp_path), str(keys))
     operator = registry.find("double@1")
     assert (operator.signer, registry.refused) == ("alice", {})
@@ -232,7 +218,7 @@ def test_signed_operator_of_ones_own_is_known_with_who_signed_it(tmp_path: Path)
     ids=["code", "declaration", "no signature", "unknown key"],
 )
 def test_operator_that_is_not_as_it_was_signed_is_refused(tmp_path: Path, file: str, text: str | None, sentence: str) -> None:
-    _, keys = signed(tmp_path)
+    _, keys = signed(tmp_path, "double", DECLARATION, DOUBLE)
     if text is None:
         os.unlink(tmp_path / file)
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from vfs.samples import admission
 from vfs.samples.admission import Bounds, JobUse, Load
@@ -66,7 +67,7 @@ def test_queue_holds_its_bytes_and_goes_on_when_some_are_fetched() -> None:
     assert found.queued == 800
     for each in running:
         assert each is not None
-        found.done(each, made(each, 500))
+        found.done(each, made(each, 500), 0.0)
     assert found.queued == 1000
     assert found.next(IDLE, running=NOBODY) is None
     group = found.ask(Place("run7", 1, 0), None)
@@ -81,6 +82,19 @@ def test_job_gets_its_share_of_the_queue_only() -> None:
     found = queue(*first, *second, bounds=Bounds(queue=1600))
     started(found)
     assert {name: state.queued for name, state in found.jobs.items()} == {"a": 800, "b": 800}
+
+
+@pytest.mark.parametrize(("jobs", "bounds"), [(40, Bounds(queue=10_000)), (1, Bounds(queue=10_000, job_queue=500))])
+def test_job_with_a_small_share_of_the_queue_begins_before_it_is_known_how_large_its_samples_get(
+    jobs: int, bounds: Bounds
+) -> None:
+    """An eighth of the whole queue would be more than its share."""
+    small = [item(1, 0, job=f"run{number:02d}") for number in range(jobs)]
+    for each in small:
+        each.sample = structs.replace(each.sample, length=10)
+        each.made_bytes_max = 1 << 30
+    found = queue(*small, bounds=bounds)
+    assert len(started(found)) == jobs
 
 
 def test_job_over_its_cpu_quota_waits_and_the_other_goes_on() -> None:
@@ -102,6 +116,29 @@ def test_overload_aborts_what_runs_and_gives_raw_to_who_waits() -> None:
     given = [(each.sample.slot, each.outcome) for each in group.outbox]
     assert sorted(given, key=lambda each: each[0]) == [(0, Failed(Reason.CPU, "")), (1, Failed(Reason.CPU, ""))]
     assert (other.state, found.queued) == (State.WAITING, 0)
+    assert found.jobs["run7"].totals.aborted == {Reason.CPU: 3}
+
+
+def test_lead_is_the_time_from_a_groups_last_transform_to_its_step() -> None:
+    first, second, never = item(1, 0), item(2, 0), item(3, 0)
+    found = queue(first, second, never)
+    started(found)
+    for each, now_s in ((first, 2.0), (second, 4.0)):
+        found.done(each, made(each), now_s)
+    for step, now_s in ((1, 7.0), (3, 11.0)):
+        found.tell("run7", ahead=4, wait_s=0.0, ranks=(), step=step, now_s=now_s)
+    totals = found.jobs["run7"].totals
+    assert (totals.lead_s, totals.lead_groups) == (5.0 + 7.0, 2)
+
+
+def test_hit_ratio_leaves_samples_out_of_which_nothing_was_to_be_made() -> None:
+    ready, late, plain = item(1, 0), item(1, 1), item(1, 2)
+    found = queue(ready, late, plain)
+    started(found)
+    for each, outcome in ((ready, made(ready)), (late, Failed(Reason.LATE, "")), (plain, Failed(Reason.NO_OPERATOR, ""))):
+        found.done(each, outcome, 0.0)
+        found.given(each)
+    assert found.jobs["run7"].totals.hit_ratio == 0.5
 
 
 def test_group_that_is_asked_for_under_overload_is_raw_at_once() -> None:
@@ -116,7 +153,7 @@ def test_result_of_an_aborted_transform_changes_nothing() -> None:
     found.ask(each.place, None)
     started(found)
     found.stop(Reason.CPU)
-    found.done(each, made(each))
+    found.done(each, made(each), 0.0)
     assert each.outcome == Failed(Reason.CPU, "")
 
 
@@ -145,11 +182,11 @@ def test_step_that_has_passed_is_dropped_and_counted_as_unused() -> None:
     ready, running = item(1, 0, 2.0), item(1, 1)
     found = queue(ready, running)
     started(found)
-    found.done(ready, made(ready, 300))
+    found.done(ready, made(ready, 300), 0.0)
     aborted = found.tell("run7", ahead=4, wait_s=0.0, ranks=(), step=2, now_s=1.0)
     totals = found.jobs["run7"].totals
     assert aborted == [running]
-    assert (totals.unused_bytes, totals.unused_cpu_s, totals.aborted, found.queued) == (300, 0.5, 1, 0)
+    assert (totals.unused_bytes, totals.unused_cpu_s, totals.aborted, found.queued) == (300, 0.5, {Reason.LATE: 1}, 0)
 
 
 def test_progress_never_goes_back_and_steps_are_timed() -> None:
@@ -173,7 +210,7 @@ def test_who_asks_again_gets_the_whole_group_again() -> None:
     one, two = item(1, 0), item(1, 1)
     found = queue(one, two)
     started(found)
-    found.done(one, made(one))
+    found.done(one, made(one), 0.0)
     group = found.ask(one.place, None)
     found.given(group.outbox.popleft())
     found.unask(one.place)

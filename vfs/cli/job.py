@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -116,15 +117,34 @@ def show_timeline(name: str, png: str | None, mountpoint: str | None, as_json: b
 
 def table(found: dict[str, Any]) -> list[str]:
     """Return the jobs as lines. Pure."""
-    rows = [("JOB", "STEP", "RANKS", "READY", "HITS", "LEAD", "WAITED", "UNUSED", "FROM", "RAW")]
+    rows = [("JOB", "STEP", "RANKS", "READY", "HITS", "LEAD", "WAITED", "UNUSED", "CPU", "FROM", "RAW")]
     for each in found["jobs"]:
-        raw = ", ".join(f"{reason}: {count}" for reason, count in sorted(each["raw"].items())) or "-"
         numbers = (str(each["step"]), str(len(each["ranks"])), str(each["ready"]), f"{100 * each['hit_ratio']:.1f} %")
         times = (f"{each['lead_s']:.2f}s", f"{each['waited_s']:.2f}s", format_size(each["unused_bytes"]))
-        rows.append((each["job"], *numbers, *times, each["node"] or "-", raw))
+        rows.append((each["job"], *numbers, *times, f"{each['cpu_s']:.1f}s", each["node"] or "-", _counts(each["raw"])))
     lines = output.columns(rows, indent="") if len(rows) > 1 else ["no job has been read yet"]
+    lines += _node_lines(found["jobs"])
     lines += [f"  ! {each['job']}: {said}" for each in found["jobs"] for said in each["refused"]]
     return lines + [f"  ! {name} is refused: {why}" for name, why in found["refused"].items()]
+
+
+def _node_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each node of each job: what it has sent, for which CPU time, and what it gave up. Pure."""
+    rows = [("JOB", "NODE", "SENT", "HITS", "LEAD", "UNUSED", "CPU", "CPU UNUSED", "ABORTED", "RAW")]
+    troubles = []
+    for job in jobs:
+        for node, said in job["nodes"].items():
+            if "error" in said:
+                troubles.append(f"  ! {job['job']}: {said['error']}")
+            elif said:
+                numbers = (str(said["transformed"]), f"{100 * said['hit_ratio']:.1f} %", f"{said['lead_s']:.2f}s")
+                cost = (format_size(said["unused_bytes"]), f"{said['cpu_s']:.1f}s", f"{said['unused_cpu_s']:.1f}s")
+                rows.append((job["job"], node, *numbers, *cost, _counts(said["aborted"]), _counts(said["raw"])))
+    return (["", *output.columns(rows, indent="")] if len(rows) > 1 else []) + troubles
+
+
+def _counts(by_reason: dict[str, int]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in sorted(by_reason.items())) or "-"
 
 
 def _client(mountpoint: str | None) -> AdminClient:

@@ -89,9 +89,14 @@ def refuse(load: Load, bounds: Bounds, use: JobUse, *, raw_bytes: int, made_byte
         return Reason.QUEUE
     if bounds.job_cpus and use.cpus >= bounds.job_cpus:
         return Reason.QUOTA
-    if use.queued + made_bytes > (bounds.job_queue or bounds.queue // max(1, use.jobs)):
+    if use.queued + made_bytes > job_queue(bounds, use.jobs):
         return Reason.QUOTA
     return None
+
+
+def job_queue(bounds: Bounds, jobs: int) -> int:
+    """Return how many bytes of the queue one of so many jobs may take."""
+    return bounds.job_queue or bounds.queue // max(1, jobs)
 
 
 def seats(load: Load, bounds: Bounds, most: int) -> int:

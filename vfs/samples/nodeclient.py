@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -18,6 +19,7 @@ _ANSWER_S = 60.0
 """Of an order: a node opens the job's schedule before it answers."""
 _PIECE_BYTES = 1 << 20
 _REFUSAL_BYTES_MAX = 64 << 10
+_STATUS_BYTES_MAX = 4 << 20
 
 
 class _Fields(msgspec.Struct):
@@ -60,6 +62,18 @@ class NodeClient:
     async def forget(self, address: str, job: str) -> None:
         """Have a job forgotten. Raises as `tell`."""
         await self._order("DELETE", address, job, b"")
+
+    async def status(self, address: str) -> dict[str, Any]:
+        """Return a node's facts (`/v1/status`). Raises `Denied`, `Unavailable` as `tell`."""
+        timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
+        try:
+            url = address.rstrip("/") + nodewire.STATUS
+            async with self._session().get(url, timeout=timeout, headers=self._headers()) as answer:
+                if answer.status != 200:
+                    raise await _refused(address, answer)
+                return msgspec.json.decode(await answer.content.read(_STATUS_BYTES_MAX), type=dict[str, Any])
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as exc:
+            raise Unavailable(address, f"the node tells no facts: {type(exc).__name__} {exc}".rstrip()) from exc
 
     async def group(self, address: str, job: str, step: int, rank: int) -> AsyncGenerator[bytes, None]:
         """Yield the stream of a group in pieces as they come.

@@ -99,7 +99,6 @@ class Totals:
     lead_s: float = 0.0
     lead_groups: int = 0
     cpu_s: float = 0.0
-    aborts: dict[str, int] = field(default_factory=dict)
 
 
 class JobRun:

@@ -62,8 +62,8 @@ class Preparing:
         source_of: what prepares a job's samples that have an operator; None: nothing does.
         tell: the worker of `.jobs`.
 
-    Invariants: a group in `_tasks` is wanted; one in `_arrivals` is under way; one in `_fruitless` is not tried until its
-    job goes on.
+    Invariants: a group in `_tasks` is wanted; one in `_arrivals` is in `_tasks` and under way: its source is not lost; one in
+    `_fruitless` is not tried until its job goes on.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class Preparing:
                 break
             task = asyncio.ensure_future(self._prepare(run, step, rank))
             self._tasks[group] = task
+            self._arrivals[group] = asyncio.Event()  # now: who had it begun by looking a sample up may wait for that one
             task.add_done_callback(functools.partial(self._ended, run, group))
 
     def greet(self) -> None:
@@ -191,7 +192,7 @@ class Preparing:
         self, source: Source, run: JobRun, group: GroupKey, samples: Sequence[Sample]
     ) -> AsyncIterator[list[Ready]]:
         """Yield what comes of a group; meanwhile it counts as coming."""
-        self._arrivals[group] = asyncio.Event()
+        self._arrivals.setdefault(group, asyncio.Event())
         try:
             async with contextlib.aclosing(source.prepare(run, group[1], group[2], samples)) as arriving:
                 async for arrived in arriving:
@@ -199,7 +200,12 @@ class Preparing:
                     event, self._arrivals[group] = self._arrivals[group], asyncio.Event()
                     event.set()
         finally:
-            self._arrivals.pop(group).set()
+            self._nothing_comes(group)
+
+    def _nothing_comes(self, group: GroupKey) -> None:
+        """Let go of those who wait for a group."""
+        if (event := self._arrivals.pop(group, None)) is not None:
+            event.set()
 
     def _place(self, run: JobRun, group: GroupKey, samples: Sequence[Sample], arrived: Sequence[Ready]) -> None:
         """Tell the worker of samples that are here."""
@@ -270,6 +276,7 @@ class Preparing:
 
     def _ended(self, run: JobRun, group: GroupKey, done: asyncio.Task[None]) -> None:
         self._tasks.pop(group, None)
+        self._nothing_comes(group)
         if done.cancelled():
             return
         error = done.exception()

@@ -35,8 +35,17 @@ log = logging.getLogger(__name__)
 class SampleRooms:
     """What commands and pages ask of jobs."""
 
-    def __init__(self, known: SampleJobs, preparing: Preparing, spool: Spool, server: SampleServer, clock: Clock) -> None:
+    def __init__(
+        self,
+        known: SampleJobs,
+        preparing: Preparing,
+        nodes: NodeSource,
+        spool: Spool,
+        server: SampleServer,
+        clock: Clock,
+    ) -> None:
         self._jobs = known
+        self._nodes = nodes
         self._preparing = preparing
         self._spool = spool
         self._server = server
@@ -74,7 +83,7 @@ class SampleRooms:
             )
             server.on_greeted = preparing.greet
             await stack.enter_async_context(server.listening(rundir.jobs_socket))
-            yield cls(known, preparing, spool, server, clock)
+            yield cls(known, preparing, nodes, spool, server, clock)
 
     # Orders
 
@@ -119,9 +128,12 @@ class SampleRooms:
     # Facts
 
     async def status(self) -> dict[str, Any]:
-        """Return all jobs, how far each is, and what it cost."""
+        """Return all jobs, how far each is, and what it cost: here, and as their nodes say on each of them."""
         await self._jobs.names()
-        return self.facts()
+        runs = self._jobs.runs
+        nodes = await asyncio.gather(*(self._nodes.facts(run) for run in runs))
+        jobs = [self._facts(run) | {"nodes": said} for run, said in zip(runs, nodes, strict=True)]
+        return self.facts() | {"jobs": jobs}
 
     def facts(self) -> dict[str, Any]:
         """Return the jobs that are open, and those that are refused; asks nobody."""
@@ -187,7 +199,6 @@ class SampleRooms:
             "used_bytes": totals.used_bytes,
             "unused_bytes": totals.unused_bytes,
             "cpu_s": round(totals.cpu_s, 3),
-            "aborts": totals.aborts,
             "refused": list(run.refused),
         }
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from vfs.agent.samples.answers import Samples
 from vfs.agent.samples.jobs import JobRun
@@ -85,6 +86,20 @@ class NodeSource:
             task = asyncio.ensure_future(self._tell_quietly(run, node))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
+
+    async def facts(self, run: JobRun) -> dict[str, dict[str, Any]]:
+        """Return what each node says of a job: its facts, {} where it does not know it, or `error`."""
+        nodes = list(dict.fromkeys(self.nodes_of(run)))
+        found = await asyncio.gather(*(self._client.status(node) for node in nodes), return_exceptions=True)
+        said: dict[str, dict[str, Any]] = {}
+        for node, one in zip(nodes, found, strict=True):
+            if isinstance(one, ForemountError):
+                said[node] = {"error": str(one)}
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                said[node] = one["jobs"].get(run.name, {})
+        return said
 
     async def forget(self, run: JobRun) -> None:
         """Have the nodes forget a job, as far as they can be reached."""

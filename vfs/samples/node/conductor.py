@@ -275,7 +275,7 @@ class Conductor:
             self.faults[outcome.reason] += 1
             log.info("%s: %s: %s", sample.sample_id, outcome.reason, outcome.text)
         self._charged[item.place.job] += outcome.cpu_s
-        self.queue.done(item, outcome)
+        self.queue.done(item, outcome, self._clock.monotonic_s())
         self._wake()
 
     async def _prepared(self, sample: Sample, raw: bytes) -> Prepared | Failed:

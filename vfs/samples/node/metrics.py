@@ -16,17 +16,23 @@ from vfs.samples.sandbox.messages import Confinement
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
     "transformed": "samples sent transformed",
-    "aborted": "transforms that were aborted",
     "made_bytes": "bytes that transforms made",
     "sent_bytes": "bytes of samples sent, transformed and raw",
     "cpu_s": "CPU seconds of transforms",
     "unused_bytes": "bytes made and never fetched",
     "unused_cpu_s": "CPU seconds of what was never fetched",
 }
+_BY_REASON = {
+    "raw": "samples sent raw, by reason",
+    "aborted": "transforms that were aborted, by reason",
+}
 _GAUGES = {
     "consumed": "step being consumed, -1 before the first",
     "queued_bytes": "bytes in the queue",
     "step_s": "seconds that steps last lately",
+    "cpus": "cores that its transforms take on average",
+    "hit_ratio": "samples sent transformed, as a share of those that have an operator",
+    "lead_s": "seconds from the last transform of a group to the beginning of its step, on average",
 }
 
 
@@ -35,7 +41,12 @@ def facts(conductor: Conductor, registry: Registry, confinement: Confinement) ->
     queue, load = conductor.queue, conductor.load
     return {
         "jobs": {name: _job(state) for name, state in queue.jobs.items()},
-        "queue": {"bytes": queue.queued, "bound": queue.bounds.queue, "groups": len(queue.groups)},
+        "queue": {
+            "bytes": queue.queued,
+            "bound": queue.bounds.queue,
+            "groups": len(queue.groups),
+            "held": dict(queue.held()),
+        },
         "running": conductor.running,
         "load": {
             "cpus": load.cpus,
@@ -70,11 +81,12 @@ class _Collector:
             for job, state in jobs.items():
                 counter.add_metric([job], state[name])
             yield counter
-        raw = CounterMetricFamily("foremount_node_raw", "samples sent raw, by reason", labels=["job", "reason"])
-        for job, state in jobs.items():
-            for reason, count in state["raw"].items():
-                raw.add_metric([job, reason], count)
-        yield raw
+        for name, about in _BY_REASON.items():
+            counter = CounterMetricFamily(f"foremount_node_{name}", about, labels=["job", "reason"])
+            for job, state in jobs.items():
+                for reason, count in state[name].items():
+                    counter.add_metric([job, reason], count)
+            yield counter
         for name, about in _GAUGES.items():
             gauge = GaugeMetricFamily(f"foremount_node_{name}", about, labels=["job"])
             for job, state in jobs.items():
@@ -93,6 +105,9 @@ def _job(state: Any) -> dict[str, Any]:
         "consumed": state.consumed,
         "queued_bytes": state.queued,
         "step_s": round(state.step_s, 3),
-        "raw": dict(totals.raw),
+        "cpus": round(state.cpus, 6),
+        "hit_ratio": round(totals.hit_ratio, 4),
+        "lead_s": round(totals.lead_s / totals.lead_groups, 3) if totals.lead_groups else 0.0,
+        **{name: dict(getattr(totals, name)) for name in _BY_REASON},
         **{name: getattr(totals, name) for name in _COUNTERS},
     }

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from vfs.samples.admission import Bounds, JobUse, Load, refuse
+from vfs.samples.admission import Bounds, JobUse, Load, job_queue, refuse
 from vfs.samples.cost import start_by
 from vfs.samples.model import Reason, Sample
 from vfs.samples.prepared import Failed, Prepared
@@ -76,6 +76,7 @@ class Group:
     Attributes:
         heaviest: the items, by falling cost; those before `first` don't wait.
         asked: somebody waits for it; `outbox` is what they are to get next.
+        ready_s: when the latest of its transforms ended, 0.0: none has.
     """
 
     items: dict[int, Item]
@@ -83,6 +84,7 @@ class Group:
     first: int = 0
     asked: bool = False
     outbox: deque[Item] = field(default_factory=deque)
+    ready_s: float = 0.0
 
     def waiting(self) -> Iterator[Item]:
         """Yield those that wait, the heaviest first."""
@@ -95,16 +97,28 @@ class Group:
 
 @dataclass(slots=True)
 class Totals:
-    """What a job has had. `unused` was made and never fetched."""
+    """What a job has had. `unused` was made and never fetched.
+
+    Attributes:
+        lead_s: from the last transform of a group to the beginning of its step, summed over `lead_groups`.
+    """
 
     transformed: int = 0
     raw: Counter[Reason] = field(default_factory=Counter)
-    aborted: int = 0
+    aborted: Counter[Reason] = field(default_factory=Counter)
     made_bytes: int = 0
     sent_bytes: int = 0
     cpu_s: float = 0.0
     unused_bytes: int = 0
     unused_cpu_s: float = 0.0
+    lead_s: float = 0.0
+    lead_groups: int = 0
+
+    @property
+    def hit_ratio(self) -> float:
+        """Return which share of the samples of which something was to be made went out transformed."""
+        wanted = self.transformed + self.raw.total() - self.raw[Reason.NO_OPERATOR]
+        return self.transformed / wanted if wanted else 0.0
 
 
 @dataclass(slots=True)
@@ -161,6 +175,7 @@ class Queue:
         if state.consumed >= 0:
             lasted = (now_s - state.since_s) / (step - state.consumed)
             state.step_s += (lasted - state.step_s) / (_STEPS_AVERAGED if state.step_s else 1)
+        self._note_lead(job, range(state.consumed + 1, step + 1), now_s)
         state.consumed, state.since_s = step, now_s
         aborted = []
         for place in [place for place in self.groups if place.job == job and place.step < step]:
@@ -194,7 +209,7 @@ class Queue:
         for item in self.groups.pop(place).items.values():
             if item.state is State.RUNNING:
                 running.append(item)
-                totals.aborted += 1
+                totals.aborted[Reason.LATE] += 1
             elif item.state is State.READY and isinstance(item.outcome, Prepared):
                 totals.unused_bytes += len(item.outcome.body)
                 totals.unused_cpu_s += item.outcome.cpu_s
@@ -262,7 +277,7 @@ class Queue:
                     return None  # no other one may either
         return None
 
-    def done(self, item: Item, outcome: Prepared | Failed) -> None:
+    def done(self, item: Item, outcome: Prepared | Failed, now_s: float) -> None:
         """A transform has ended."""
         if item.state is not State.RUNNING:
             return
@@ -274,6 +289,7 @@ class Queue:
             operation = item.sample.operator, item.sample.params
             self._made[operation] = max(len(outcome.body), self._made.get(operation, 0))
         group = self.groups[item.place]
+        group.ready_s = now_s
         if group.asked:
             group.outbox.append(item)
 
@@ -283,7 +299,7 @@ class Queue:
         for group in self.groups.values():
             for item in group.items.values():
                 if item.state is State.RUNNING:
-                    aborted.append(self._back(item))
+                    aborted.append(self._back(item, reason))
                 if group.asked and item.state is State.WAITING:
                     self._give_raw(group, item, reason)
         return aborted
@@ -297,7 +313,7 @@ class Queue:
                 continue
             for item in group.items.values():
                 if item.state is State.RUNNING:
-                    aborted.append(self._back(item))
+                    aborted.append(self._back(item, Reason.LATE))
                     self._give_raw(group, item, Reason.LATE)
                 elif item.state is State.WAITING:
                     self._give_raw(group, item, item.held or Reason.LATE)
@@ -312,6 +328,11 @@ class Queue:
             if any(item.state in (State.WAITING, State.RUNNING) for item in group.items.values())
         ]
         return max(0.0, min(waits)) if waits else None
+
+    def held(self) -> Counter[Reason]:
+        """Return how many samples wait because they may not begin, by what holds them up."""
+        items = (item for group in self.groups.values() for item in group.items.values())
+        return Counter(item.held for item in items if item.state is State.WAITING and item.held is not None)
 
     def charge(self, job: str, cpu_s: float, elapsed_s: float) -> None:
         """Count CPU time of a job's transforms towards its quota."""
@@ -333,9 +354,9 @@ class Queue:
         return refuse(load, self.bounds, use, raw_bytes=item.sample.raw_size, made_bytes=item.made_bytes)
 
     def _expected(self, item: Item) -> int:
-        """Return how large the output will probably be: as the largest of its kind, at first an eighth of the queue."""
+        """Return how large the output will probably be: as the largest of its kind, at first an eighth of its job's room."""
         seen = self._made.get((item.sample.operator, item.sample.params))
-        guess = max(_MADE_GUESS * item.sample.raw_size, self.bounds.queue // 8)
+        guess = max(_MADE_GUESS * item.sample.raw_size, job_queue(self.bounds, len(self.jobs)) // 8)
         return min(guess if seen is None else seen, item.made_bytes_max)
 
     def _is_due(self, place: Place, state: JobState, now_s: float) -> bool:
@@ -343,10 +364,18 @@ class Queue:
             return True
         return place.step == state.consumed and now_s >= state.since_s + state.wait_s
 
-    def _back(self, item: Item) -> Item:
+    def _note_lead(self, job: str, begun: range, now_s: float) -> None:
+        """Count how long the groups of steps that begin now have been ready."""
+        totals = self.jobs[job].totals
+        for place, group in self.groups.items():
+            if place.job == job and place.step in begun and group.ready_s:
+                totals.lead_s += now_s - group.ready_s
+                totals.lead_groups += 1
+
+    def _back(self, item: Item, reason: Reason) -> Item:
         """Take a running item back; return it, to be aborted."""
         self._set(item, State.WAITING)
-        self.jobs[item.place.job].totals.aborted += 1
+        self.jobs[item.place.job].totals.aborted[reason] += 1
         return item
 
     def _give_raw(self, group: Group, item: Item, reason: Reason) -> None:
