@@ -294,3 +294,9 @@ def test_operator_command_runs_what_a_node_runs(schedule: Scheduled, tmp_path: P
         said = json.loads(subprocess.check_output([sys.executable, "-m", "vfs.cli", *words]))
         assert np.load(made).shape == (3, 16, 24)
         assert said["digest"] == digest_of(made.read_bytes())
+
+
+@pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2fup", "a%2f..%2fb", "nul%00", ".hidden"])
+def test_job_whose_name_leads_elsewhere_is_refused(service: Node, name: str) -> None:
+    assert service.ask("PUT", nodewire.JOB.format(job=name), {"declaration": "jobs/run7.toml", "step": 0})[0] in (400, 404)
+    assert service.ask("GET", nodewire.GROUP.format(job=name, step=0, rank=0))[0] in (400, 404)

@@ -9,6 +9,7 @@ import hashlib
 import mmap
 import os
 import random
+import shutil
 import stat
 import subprocess
 import sys
@@ -134,6 +135,28 @@ class TestReading:
         assert os.readlink(lake.root / "link") == "other/inner"
         assert (lake.root / "link").read_bytes() == b"inner"
         assert (lake.root / "link").lstat().st_size == len("other/inner")
+
+    def test_directory_that_is_swapped_for_a_symlink_leads_nowhere_past_the_root(self, lake: Lake) -> None:
+        """Who stands in the directory gets ESTALE; a path through the symlink is its reader's own, in the mount."""
+        disk, outside = lake.base / "disk/other", lake.base / "outside"
+        (disk / "shown").mkdir()
+        (disk / "shown/secret").write_bytes(b"shown")
+        outside.mkdir(exist_ok=True)
+        (outside / "secret").write_bytes(b"secret")
+        stood_in = os.open(lake.root / "other/shown", os.O_PATH | os.O_DIRECTORY)
+        try:
+            (disk / "shown").rename(disk / "moved")
+            (disk / "shown").symlink_to(outside)
+            for name in ("secret", "nothing"):
+                with pytest.raises(OSError) as caught:
+                    os.open(name, os.O_RDONLY, dir_fd=stood_in)
+                assert caught.value.errno == errno.ESTALE
+            wait_until(lambda: os.path.islink(lake.root / "other/shown"), "the name's time to live")
+            assert os.readlink(lake.root / "other/shown") == str(outside)
+        finally:
+            os.close(stood_in)
+            (disk / "shown").unlink()
+            shutil.rmtree(disk / "moved")
 
     def test_what_is_not_there_is_not_found(self, lake: Lake) -> None:
         assert refused(os.stat, lake.root / "nothing") == errno.ENOENT

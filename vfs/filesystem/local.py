@@ -1,7 +1,10 @@
 """A directory of this host as a tree: system calls in the worker, no message to anybody.
 
-Costs 2-5 us a call on a local disk. A directory on a hanging network mount would hang the worker: such a place belongs
+Costs 5-15 us a call on a local disk. A directory on a hanging network mount would hang the worker: such a place belongs
 behind a site of the agent.
+
+Whoever can write to the directory past the mount can put a symlink in the place of a directory at any time. No path is ever
+resolved through one here: the mount shows it, and its reader's kernel follows it with its reader's rights.
 
 Identity. Read only, an object is (device, inode, size, mtime): what was rewritten in place is another object, with another
 inode in the mount. Writable, it is (device, inode): it changes through the mount while it is open, as POSIX has it.
@@ -9,16 +12,19 @@ inode in the mount. Writable, it is (device, inode): it changes through the moun
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import math
 import os
 import stat
 import struct
+from collections.abc import Iterator
 
 import trio
 
 from vfs.errors import ReadOnly, Stale, Unavailable
+from vfs.filesystem.beneath import open_beneath
 from vfs.filesystem.scratch import read_at
 from vfs.filesystem.tree import Buffer, Changes, Child, Node, Push
 from vfs.model import Kind, LakePath, Version, join, split
@@ -52,23 +58,37 @@ class LocalTree:
         self._root = os.fsencode(point.local_root)
         self.writable = point.writable
 
-    def host_path(self, path: LakePath) -> bytes:
-        """Return where the object lies on this host."""
-        below = os.fsencode(self._point.below(path))
-        return self._root + b"/" + below if below else self._root
+    def _open(self, path: LakePath, flags: int) -> int:
+        return open_beneath(self._root, self._point.below(path), flags)
+
+    @contextlib.contextmanager
+    def _object(self, path: LakePath) -> Iterator[int]:
+        """Yield a descriptor that names what is at `path`, a symlink too, and needs no right to read it."""
+        fd = self._open(path, os.O_PATH)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _parent(self, path: LakePath) -> Iterator[tuple[int, bytes]]:
+        """Yield a descriptor of the directory that holds `path`, and the last component."""
+        above, last = split(self._point.below(path))
+        fd = open_beneath(self._root, above, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield fd, os.fsencode(last)
+        finally:
+            os.close(fd)
 
     def is_fixed(self, identity: str) -> bool:
         return False
 
     async def lookup(self, path: LakePath) -> Node:
-        return self.node(self.host_path(path), path)
-
-    def node(self, host_path: bytes, subject: str) -> Node:
-        """Return the attributes of the object at `host_path`."""
-        with Translated(subject):
-            found = os.lstat(host_path)
-            target = os.readlink(host_path) if stat.S_ISLNK(found.st_mode) else b""
-        return self.node_at(subject, found, os.fsdecode(target))
+        """Return the attributes of what is at `path`."""
+        with Translated(path), self._object(path) as fd:
+            found = os.fstat(fd)
+            target = os.readlink(b"", dir_fd=fd) if stat.S_ISLNK(found.st_mode) else b""
+        return self.node_at(path, found, os.fsdecode(target))
 
     def known(self, identity: str, fd: int | None) -> Node | None:
         return None if fd is None else self._node(os.fstat(fd))
@@ -99,20 +119,19 @@ class LocalTree:
 
     async def open_directory(self, path: LakePath) -> LocalDirectory:
         with Translated(path):
-            return LocalDirectory(self, os.open(self.host_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+            return LocalDirectory(self, self._open(path, os.O_RDONLY | os.O_DIRECTORY), path)
 
     async def open(self, path: LakePath, identity: str, version: Version, *, write: bool) -> LocalSource:
         if write and not self.writable:
             raise ReadOnly(path, "lies on a mount that is not writable")
-        flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
-        host_path = self.host_path(path)
+        flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_NONBLOCK  # a FIFO in its place must not hang the worker
         with Translated(path):
             try:
-                fd = os.open(host_path, flags)
+                fd = self._open(path, flags)
             except OSError as exc:
                 if write or not self.writable or exc.errno not in _NOT_FOR_WRITING:
                     raise
-                fd = os.open(host_path, flags & ~os.O_RDWR)
+                fd = self._open(path, flags & ~os.O_RDWR)
         source = LocalSource(fd, path)
         if self._node(os.fstat(fd)).identity != identity:
             source.close()
@@ -126,66 +145,60 @@ class LocalTree:
             await self.change(path, identity, None, Changes(size=0))
 
     async def make_file(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
-        with Translated(path):
-            fd = os.open(self.host_path(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with Translated(path), self._parent(path) as (parent, name):
+            fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=parent)
             try:
-                _own(fd, self._owner_below(path, owner))
+                _own(fd, _owner_below(parent, owner))
                 os.fchmod(fd, stat.S_IMODE(mode))
             finally:
                 os.close(fd)
 
     async def make_directory(self, path: LakePath, mode: int, owner: tuple[int, int]) -> None:
-        host_path = self.host_path(path)
-        with Translated(path):
-            os.mkdir(host_path, 0o700)
-            _own(host_path, self._owner_below(path, owner))
-            os.chmod(host_path, stat.S_IMODE(mode) | (os.stat(host_path).st_mode & stat.S_ISGID))
+        with Translated(path), self._parent(path) as (parent, name):
+            os.mkdir(name, 0o700, dir_fd=parent)
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            try:
+                _own(fd, _owner_below(parent, owner))
+                os.fchmod(fd, stat.S_IMODE(mode) | (os.fstat(fd).st_mode & stat.S_ISGID))
+            finally:
+                os.close(fd)
 
     async def make_symlink(self, path: LakePath, target: bytes, owner: tuple[int, int]) -> None:
-        host_path = self.host_path(path)
-        with Translated(path):
-            os.symlink(target, host_path)
-            _own(host_path, self._owner_below(path, owner))
-
-    def _owner_below(self, path: LakePath, owner: tuple[int, int]) -> tuple[int, int]:
-        """Return whose a new object at `path` is: a directory with the setgid bit gives it its own group."""
-        parent = os.stat(os.path.dirname(self.host_path(path)))
-        return (owner[0], parent.st_gid) if parent.st_mode & stat.S_ISGID else owner
+        with Translated(path), self._parent(path) as (parent, name):
+            os.symlink(target, name, dir_fd=parent)
+            owner = _owner_below(parent, owner)
+            if not _is_mine(owner):
+                os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
 
     async def make_link(self, path: LakePath, new_path: LakePath) -> None:
-        with Translated(new_path):
-            os.link(self.host_path(path), self.host_path(new_path), follow_symlinks=False)
+        with Translated(new_path), self._parent(path) as (parent, name), self._parent(new_path) as (new_parent, new_name):
+            os.link(name, new_name, src_dir_fd=parent, dst_dir_fd=new_parent, follow_symlinks=False)
 
     async def remove(self, path: LakePath, *, directory: bool, is_open: bool) -> None:
-        with Translated(path):
-            (os.rmdir if directory else os.unlink)(self.host_path(path))
+        with Translated(path), self._parent(path) as (parent, name):
+            (os.rmdir if directory else os.unlink)(name, dir_fd=parent)
 
     async def rename(self, path: LakePath, new_path: LakePath, flags: int, *, is_open: bool) -> None:
-        source, target = self.host_path(path), self.host_path(new_path)
-        with Translated(path):
+        with Translated(path), self._parent(path) as (parent, name), self._parent(new_path) as (new_parent, new_name):
             if not flags:
-                os.rename(source, target)
-            elif _libc.renameat2(-100, source, -100, target, flags):  # -100: AT_FDCWD, the paths are absolute
+                os.rename(name, new_name, src_dir_fd=parent, dst_dir_fd=new_parent)
+            elif _libc.renameat2(parent, name, new_parent, new_name, flags):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))
 
     async def change(self, path: LakePath, identity: str, fd: int | None, changes: Changes) -> None:
-        target = self.host_path(path) if fd is None else fd
-        if fd is None and self.node(self.host_path(path), path).identity != identity:
-            raise Stale(path, "was replaced")  # the name is another file's by now
         with Translated(path):
-            if changes.uid is not None or changes.gid is not None:
-                _chown(target, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
-            if changes.mode is not None:
-                os.chmod(target, stat.S_IMODE(changes.mode))
-            if changes.size is not None:
-                os.truncate(target, changes.size)
-            if changes.atime_ns is not None or changes.mtime_ns is not None:
-                set_times(target, changes)
+            if fd is not None:
+                _change(fd, changes)
+                return
+            with self._object(path) as found:
+                if self._node(os.fstat(found)).identity != identity:
+                    raise Stale(path, "was replaced")  # the name is another file's by now
+                _change(_by_descriptor(found), changes)
 
     async def sync_directory(self, path: LakePath) -> None:
         with Translated(path):
-            fd = os.open(self.host_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 await trio.to_thread.run_sync(os.fsync, fd)
             finally:
@@ -199,50 +212,68 @@ class LocalTree:
 
     async def get_xattr(self, path: LakePath, identity: str, name: str) -> bytes | None:
         try:
-            return os.getxattr(self.host_path(path), name, follow_symlinks=False)
+            with self._object(path) as fd:
+                return os.getxattr(_by_descriptor(fd), name)
         except OSError as exc:
             if exc.errno in (errno.ENODATA, errno.EOPNOTSUPP):
                 return None
             raise meaning_of(exc, path) from exc
 
     async def list_xattrs(self, path: LakePath, identity: str) -> list[str]:
-        with Translated(path):
-            return [name for name in os.listxattr(self.host_path(path), follow_symlinks=False) if name.startswith("user.")]
+        with Translated(path), self._object(path) as fd:
+            return [name for name in os.listxattr(_by_descriptor(fd)) if name.startswith("user.")]
 
     async def set_xattr(self, path: LakePath, identity: str, name: str, value: bytes | None) -> None:
-        with Translated(path):
+        with Translated(path), self._object(path) as fd:
             if value is None:
-                os.removexattr(self.host_path(path), name, follow_symlinks=False)
+                os.removexattr(_by_descriptor(fd), name)
             else:
-                os.setxattr(self.host_path(path), name, value, follow_symlinks=False)
+                os.setxattr(_by_descriptor(fd), name, value)
 
     def statfs(self, path: LakePath) -> os.statvfs_result:
         """Return the figures of the file system below."""
-        with Translated(path):
-            return os.statvfs(self.host_path(path))
+        with Translated(path), self._object(path) as fd:
+            return os.fstatvfs(fd)
+
+
+def _by_descriptor(fd: int) -> bytes:
+    """Return a path of what an O_PATH descriptor names, for calls that take no such descriptor: of a symlink its own."""
+    return b"/proc/self/fd/%d" % fd
+
+
+def _change(target: int | bytes, changes: Changes) -> None:
+    if changes.uid is not None or changes.gid is not None:
+        os.chown(target, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
+    if changes.mode is not None:
+        os.chmod(target, stat.S_IMODE(changes.mode))
+    if changes.size is not None:
+        os.truncate(target, changes.size)
+    if changes.atime_ns is not None or changes.mtime_ns is not None:
+        set_times(target, changes)
 
 
 def set_times(target: int | bytes, changes: Changes) -> None:
-    """Set the times that are not None, of a symlink its own."""
-    now = os.fstat(target) if isinstance(target, int) else os.lstat(target)
+    """Set the times that are not None."""
+    now = os.stat(target)
     atime_ns = now.st_atime_ns if changes.atime_ns is None else changes.atime_ns
     mtime_ns = now.st_mtime_ns if changes.mtime_ns is None else changes.mtime_ns
-    os.utime(target, None, ns=(atime_ns, mtime_ns), **_links_themselves(target))
+    os.utime(target, None, ns=(atime_ns, mtime_ns))
 
 
-def _own(target: int | bytes, owner: tuple[int, int]) -> None:
-    """Give the new object to the caller; an ordinary user's mount can't and need not."""
-    if owner != (os.geteuid(), os.getegid()):
-        _chown(target, *owner)
+def _own(fd: int, owner: tuple[int, int]) -> None:
+    if not _is_mine(owner):
+        os.fchown(fd, *owner)
 
 
-def _chown(target: int | bytes, uid: int, gid: int) -> None:
-    os.chown(target, uid, gid, **_links_themselves(target))
+def _is_mine(owner: tuple[int, int]) -> bool:
+    """Return whether a new object is the caller's already: an ordinary user's mount can't give it away and need not."""
+    return owner == (os.geteuid(), os.getegid())
 
 
-def _links_themselves(target: int | bytes) -> dict[str, bool]:
-    """Return the argument that keeps a call from following a symlink; descriptors take none."""
-    return {"follow_symlinks": False} if isinstance(target, bytes) else {}
+def _owner_below(parent: int, owner: tuple[int, int]) -> tuple[int, int]:
+    """Return whose a new object in a directory is: with the setgid bit it gets the directory's group."""
+    found = os.fstat(parent)
+    return (owner[0], found.st_gid) if found.st_mode & stat.S_ISGID else owner
 
 
 class LocalSource:

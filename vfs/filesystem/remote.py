@@ -19,6 +19,7 @@ from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN
 from vfs.extents.placement import is_same, served_here
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
+from vfs.filesystem.beneath import open_beneath
 from vfs.filesystem.expected import PAGE, PUSH_BYTES_MIN, Expected
 from vfs.filesystem.local import LocalSource
 from vfs.filesystem.reads import ReadReports
@@ -197,7 +198,7 @@ class RemoteTree:
         for site in served_here(order, point.site, [*local], remote):
             for directory in (each.directory for each in point.local_replicas if each.site == site):
                 try:
-                    fd = os.open(os.path.join(directory, point.below(path)), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    fd = open_beneath(directory, point.below(path), os.O_RDONLY | os.O_NONBLOCK)
                 except OSError:
                     continue
                 found = os.fstat(fd)

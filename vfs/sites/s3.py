@@ -227,6 +227,10 @@ def error_of(exc: Exception, subject: str) -> ForemountError:
             return Stale(subject)
         case exceptions.PermissionDeniedError() | exceptions.UnauthenticatedError():
             return Denied(subject, "is refused", "check the site's credentials")
+        case exceptions.InvalidPathError():
+            return WrongAnswer(
+                subject, "holds a key that is no path", 'keys with an empty, "." or ".." part can not be shown'
+            )
         case ValueError():
             return NotFound(subject, "can't be the name of an object")
     found = _STATUS.search(str(exc))
