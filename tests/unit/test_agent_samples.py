@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from tests.schedules import BATCH, COUNT, STEPS, WORLD, DirectoryLake, Schedule, arrow, npy, order_of, webdataset, write
 from vfs.agent.samples.answers import Samples
 from vfs.agent.samples.jobs import JobRun, SampleJobs, Started
-from vfs.agent.samples.preparing import Preparing, RawSource, Source
+from vfs.agent.samples.preparing import GROUPS_MAX, Preparing, RawSource, Source
 from vfs.agent.samples.server import SampleServer
 from vfs.agent.samples.sources import EngineSource
 from vfs.clock import SystemClock
@@ -26,9 +26,9 @@ from vfs.errors import ForemountError, InvalidFeed, Stale, from_failure
 from vfs.frames import Failed, FrameBuffer, Response
 from vfs.model import Entry, Kind, LakePath, Version
 from vfs.samples import wire
-from vfs.samples.model import Form, Reason
+from vfs.samples.model import Form, Reason, Sample
 from vfs.samples.operators.registry import Registry
-from vfs.samples.spool import Spool
+from vfs.samples.spool import Ready, Spool
 
 
 class Worker:
@@ -210,6 +210,59 @@ async def test_a_sample_that_is_not_ready_is_raw_under_the_same_name_and_says_wh
         assert json.loads(node.provenance)["why_raw"] == Reason.LATE
         assert await worker.content(node) == schedule.slots[0, 0, 1]
     assert (await agent.run()).totals.raw == {Reason.LATE: 1}
+
+
+class Making:
+    """A source that makes the word "made" of every sample; where a job's name begins with `held` once `let_go` is set."""
+
+    def __init__(self, agent: Agent, held: str = "-") -> None:
+        self._agent = agent
+        self._held = held
+        self.let_go = asyncio.Event()
+        self.begun: list[tuple[str, int, int]] = []
+
+    async def prepare(
+        self, run: JobRun, step: int, rank: int, samples: Sequence[Sample]
+    ) -> AsyncGenerator[list[Ready], None]:
+        self.begun.append((run.name, step, rank))
+        if run.name.startswith(self._held):
+            await self.let_go.wait()
+        for sample in samples:
+            ready = Ready(sample.slot, Form.TRANSFORMED, "npy", f"{step}-{rank}-{sample.slot}", 4)
+            yield [self._agent.spool.keep((run.name, step, rank), ready, b"made")]
+
+    def tell(self, run: JobRun) -> None:
+        pass
+
+    async def forget(self, run: JobRun) -> None:
+        pass
+
+
+async def test_the_very_first_reader_of_a_job_that_waits_gets_what_is_made(agent: Agent) -> None:
+    declare(agent.base, webdataset(agent.base / "lake"), OPERATOR + 'fallback = "wait"\ndeadline = "60s"\n')
+    agent.source = Making(agent)
+    async with agent.serving() as worker:
+        node = await worker.look("run/step_0000000/rank_0000/000001.npy")
+        assert node is not None
+        assert node.form is Form.TRANSFORMED
+        assert await worker.content(node) == b"made"
+
+
+async def test_what_is_read_now_does_not_wait_for_what_other_jobs_read_later(agent: Agent) -> None:
+    schedule, waits = webdataset(agent.base / "lake"), OPERATOR + 'fallback = "wait"\ndeadline = "60s"\n'
+    for name in ("early1", "early2", "late"):
+        declare(agent.base, schedule, waits, name=name)
+    agent.source = source = Making(agent, held="early")
+    async with agent.serving() as worker:
+        for name in ("early1", "early2"):
+            early = await agent.run(name)
+            early.progress.tell(0, tuple(range(WORLD)))
+            agent.preparing.wake(early)
+        node = await worker.look("late/step_0000000/rank_0001/000000.npy")
+        assert len(source.begun) == GROUPS_MAX + 1
+        assert node is not None
+        assert node.form is Form.TRANSFORMED
+        source.let_go.set()
 
 
 async def test_samples_of_the_steps_under_way_are_there_by_name(agent: Agent) -> None:

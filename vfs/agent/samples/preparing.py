@@ -128,8 +128,10 @@ class Preparing:
             here = self._spool.group(group)
             if group in self._tasks or group in self._fruitless or (here is not None and here.complete):
                 continue
-            if len(self._tasks) >= GROUPS_MAX or not self._spool.has_room():
+            if not self._spool.has_room():
                 break
+            if len(self._tasks) >= GROUPS_MAX and step > run.progress.ranks[rank]:
+                continue  # what a rank reads now does not wait for what other jobs read later
             task = asyncio.ensure_future(self._prepare(run, step, rank))
             self._tasks[group] = task
             self._arrivals[group] = asyncio.Event()  # now: who had it begun by looking a sample up may wait for that one
