@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -208,6 +209,20 @@ def test_process_is_replaced_after_its_number_of_samples() -> None:
     cell.close()
     short.close()
     assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+def test_operators_have_only_what_other_sessions_leave() -> None:
+    spare = Jail(Settings(), [HOSTILE_OPERATOR])
+    cell = Cell(spare)
+    said(hostile(cell, "uid"))
+    policy = os.sched_getscheduler(cell._pid)
+    share = ""
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/{cell._pid}/autogroup") as file:  # a kernel without them
+        share = file.read()
+    cell.close()
+    spare.close()
+    assert policy == os.SCHED_IDLE
+    assert not share or share.endswith("nice 19\n")
 
 
 def test_zygote_that_is_killed_is_started_again(cell: Cell, jail: Jail) -> None:
