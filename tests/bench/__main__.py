@@ -17,6 +17,7 @@ BENCHES = {
         "tests.bench.sample_files",
         "ready samples of 16 KiB and 150 KB against the same files on the local disk",
     ),
+    "sample-growth": ("tests.bench.sample_growth", "samples a second and memory with 1 to 16 jobs, 10^4 to 10^8 samples"),
     "meta": ("tests.bench.meta", "listing 100,000 entries and a stat storm; requests to the origin counted"),
     "remote-modality": ("tests.bench.remote_modality", "one modality of a checkpoint, tensor by tensor, 100 ms away"),
     "remote-all": ("tests.bench.remote_all", "all tensors of a checkpoint, tensor by tensor, 100 ms away"),

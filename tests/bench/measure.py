@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +68,21 @@ def seconds(work: Callable[[], object]) -> float:
 def written_calls(io: str) -> int:
     """Return `syscw` of a /proc/PID/io: a worker's writes are its answers. Pure."""
     return int(next(line.split(": ")[1] for line in io.splitlines() if line.startswith("syscw")))
+
+
+def cpu_s_of(root: int) -> tuple[float, float]:
+    """Return CPU seconds of a process, and of all below it."""
+    parents, used = {}, {}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            parents[pid] = int(fields[1])
+            used[pid] = sum(map(int, fields[11 : 13 if pid == root else 15])) / os.sysconf("SC_CLK_TCK")
+    below = {root}
+    while found := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= found
+    return used[root], sum(used.get(pid, 0.0) for pid in below - {root})
 
 
 @contextmanager

@@ -7,7 +7,6 @@ counts as the node's. Every sample is compared: raw ones with the bin, transform
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import subprocess
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import media
-from tests.bench.measure import NotHere, order_of_round, ratios, spread
+from tests.bench.measure import NotHere, cpu_s_of, order_of_round, ratios, spread
 from tests.bench.report import Outcome, Section
 from tests.node import Node, Scheduled, node
 from tests.operators import made
@@ -79,10 +78,10 @@ def _measure(service: Node, schedule: Scheduled, rounds: int, say: Callable[[str
                 for _ in os.sched_getaffinity(0)
             ]
             if side == "beside":
-                used, node_used, made_used = time.process_time(), *_cpu_s(service.process.pid)
+                used, node_used, made_used = time.process_time(), *cpu_s_of(service.process.pid)
                 fetched = _read_for(service, step, ROUND_S)
                 reader_cpu_s += time.process_time() - used
-                node_now, made_now = _cpu_s(service.process.pid)
+                node_now, made_now = cpu_s_of(service.process.pid)
                 node_cpu_s, made_cpu_s = node_cpu_s + node_now - node_used, made_cpu_s + made_now - made_used
                 step = fetched[-1][0] + 1
             counts = [int(process.communicate()[0]) for process in burning]
@@ -115,25 +114,6 @@ def _measure(service: Node, schedule: Scheduled, rounds: int, say: Callable[[str
         ],
         broken=["a sample was missing or had other values"] if wrong else [],
     )
-
-
-def _cpu_s(root: int) -> tuple[float, float]:
-    """Return CPU seconds of the service, and of its sandbox, which only gets what is left over.
-
-    A round in which nobody loses shows in the first of them: it is all that the other load can lose.
-    """
-    parents, used = {}, {}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            parents[pid], used[pid] = (
-                int(fields[1]),
-                sum(map(int, fields[11 : 13 if pid == root else 15])) / os.sysconf("SC_CLK_TCK"),
-            )
-    ours = {root}
-    while found := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= found
-    return used[root], sum(used.get(pid, 0.0) for pid in ours - {root})
 
 
 def _row(name: str, values: list[float]) -> list[str]:
