@@ -74,6 +74,10 @@ class Stale(ForemountError):
     """The object has moved on to another version."""
 
 
+class PinnedGone(Stale):
+    """The version that a snapshot holds is nowhere any more."""
+
+
 class Corrupt(ForemountError):
     """The bytes don't match their digest."""
 

@@ -40,13 +40,14 @@ def test_schema_is_printed_without_a_directory(capsys):
 
 def test_examples_of_the_page_can_be_used():
     examples = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     assert [rule.name for rule in parse(Text("site.toml", False, examples[0])).rules] == [
         "data-is-read-once",
         "but-the-small-set-stays",
     ]
     assert tomllib.loads(examples[1])["policies"] == ["pretraining", "/etc/foremount/policies"]
-    assert len(msgspec.convert(tomllib.loads(examples[2]), CaseFile, dec_hook=decode_document_value).cases) == 1
+    assert len(parse(Text("site.toml", False, examples[2])).rules) == 1
+    assert len(msgspec.convert(tomllib.loads(examples[3]), CaseFile, dec_hook=decode_document_value).cases) == 1
 
 
 def test_patterns_of_the_page_match_as_it_says():

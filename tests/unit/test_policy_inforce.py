@@ -13,7 +13,7 @@ from vfs import config
 from vfs.errors import InvalidPolicy
 from vfs.model import LakePath, SiteName
 from vfs.policy.facts import Access
-from vfs.policy.inforce import InForce, defaults_of, open_store, unheeded
+from vfs.policy.inforce import InForce, defaults_of, open_store, snapshots_named, unheeded
 from vfs.policy.store import PolicyStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,8 +81,8 @@ def test_listing_ttl_that_is_no_whole_second_is_the_same_as_staleness() -> None:
 
 @pytest.mark.parametrize(
     ("staleness", "believed_s"),
-    [("immutable", math.inf), ("close-to-open", 0), ("ttl=90s", 90), ("pinned=2026-11-01", 7)],
-    ids=["immutable", "close-to-open", "ttl", "pinned counts as the default as long as there are no snapshots"],
+    [("immutable", math.inf), ("close-to-open", 0), ("ttl=90s", 90)],
+    ids=["immutable", "close-to-open", "ttl"],
 )
 def test_version_is_believed_as_long_as_its_class_says(tmp_path: Path, staleness: str, believed_s: float) -> None:
     _, policy = in_force(tmp_path, rule("", f'staleness = "{staleness}"'))
@@ -149,13 +149,21 @@ def test_set_that_can_not_be_kept_is_in_force_all_the_same(tmp_path: Path, caplo
 
 
 def test_what_nothing_heeds_yet_is_named_for_documents_of_ones_own(tmp_path: Path) -> None:
-    values = 'cache = "keep", deadline = "1s", staleness = "pinned=x"'
+    values = 'cache = "keep", deadline = "1s"'
     store, _ = in_force(tmp_path, rule('job = "run-*", path = "a"', values))
     assert [(str(origin), sentence) for origin, sentence in unheeded(store.current.rules)] == [
         ("own/r", "never matches so far: job is not known yet"),
-        ("own/r", "staleness is not in force yet: it comes with snapshots of prefixes"),
         ("own/r", "cache is not in force yet: it comes with cache classes"),
     ]
+
+
+def test_snapshot_of_a_path_is_that_of_the_last_rule_that_says_so(tmp_path: Path) -> None:
+    free = '[[rules]]\nname = "free"\nmatch = { path = "data/live/**" }\nset = { staleness = "ttl=1s" }\n'
+    store, policy = in_force(tmp_path, rule('path = "data/**"', 'staleness = "pinned=v1"') + free)
+    asked = ["data", "data/a/b", "data/live/x", "datax", ""]
+    assert [policy.snapshot(LakePath(path), SITE) for path in asked] == ["v1", "v1", "", "", ""]
+    assert policy.version_ttl_s(LakePath("data/a"), SITE, 1) == math.inf
+    assert {name: str(origin) for name, origin in snapshots_named(store.current.rules).items()} == {"v1": "own/r"}
 
 
 def test_question_costs_less_than_a_lookup(tmp_path: Path) -> None:

@@ -195,3 +195,25 @@ def test_diff_of_documents_in_another_order_says_so():
     one, two = ("a", named("r")), ("b", named("r"))
     assert diff(rules_of(one, two), rules_of(two, one)) == [Change("moved", "b"), Change("moved", "a")]
     assert [str(change) for change in diff(rules_of(one), rules_of(one, two))] == ["added b"]
+
+
+@pytest.mark.parametrize(
+    ("match", "where", "reason"),
+    [
+        ('path = "a/**", job = "x"', "rules[0].match.job", "can't decide whether a path is pinned"),
+        ('size = ">1MiB"', "rules[0].match.size", "can't decide whether a path is pinned"),
+        ('access = "open"', "rules[0].match.access", "can't decide whether a path is pinned"),
+        ('path = ["a/**", "a/*.tar"]', "rules[0].match.path", "does not pin a whole tree"),
+        ('path = "a/*"', "rules[0].match.path", "does not pin a whole tree"),
+    ],
+    ids=["job", "size", "access", "some files", "one level"],
+)
+def test_rule_that_would_pin_half_a_tree_is_refused(match: str, where: str, reason: str) -> None:
+    with pytest.raises(InvalidPolicy, match=reason) as refused:
+        rules_of(("a", named("r", match, 'staleness = "pinned=v1"')))
+    assert refused.value.subject == f"a.toml:4: {where}"
+
+
+@pytest.mark.parametrize("match", ["", 'path = "**"', 'path = ["a/**", "{b,c}/**/d/**"]', 'site = "s", host = "h*"'])
+def test_rule_that_pins_whole_trees_is_taken(match: str) -> None:
+    assert rules_of(("a", named("r", match, 'staleness = "pinned=v1"'))).pinning == (0,)

@@ -32,6 +32,8 @@ from vfs.admin.records import (
     JobBody,
     PathQuery,
     PathsBody,
+    SnapshotBody,
+    SnapshotName,
     StartBody,
     TellBody,
     TimelineQuery,
@@ -42,10 +44,12 @@ from vfs.admin.routes import ROUTES, Route
 from vfs.admin.stats import Facts
 from vfs.admin.status import Status
 from vfs.agent.reading.local import LocalCopies
+from vfs.agent.reading.snapshots import Snapshots
 from vfs.agent.samples.rooms import SampleRooms
 from vfs.agent.traces import Traces
 from vfs.config import Config
 from vfs.errors import (
+    AlreadyExists,
     Busy,
     DeadlineExceeded,
     Denied,
@@ -72,6 +76,7 @@ _STATUS_OF = {
     InvalidFeed: 422,
     Stale: 409,
     Busy: 409,
+    AlreadyExists: 409,
     DeadlineExceeded: 504,
 }
 _SNAPSHOT_S = 0.5
@@ -101,6 +106,7 @@ class Api:
         copies: LocalCopies,
         policies: Policies,
         traces: Traces,
+        snapshots: Snapshots,
         events: Events,
         config: Callable[[], dict[str, Any]],
         tokens: Tokens | None = None,
@@ -110,6 +116,7 @@ class Api:
         self._copies = copies
         self._policies = policies
         self._traces = traces
+        self._snapshots = snapshots
         self._events = events
         self._config = config
         self._tokens = tokens
@@ -267,6 +274,10 @@ class Api:
                         await response.write(frame)
         return response
 
+    async def snapshots(self, request: web.Request) -> web.Response:
+        _query(request, None)
+        return _json({"snapshots": self._snapshots.facts()})
+
     # Orders
 
     async def fetch(self, request: web.Request) -> web.StreamResponse:
@@ -277,6 +288,13 @@ class Api:
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         return await _lines(request, self._copies.verify(await _paths(request)))
+
+    async def take_snapshot(self, request: web.Request) -> web.StreamResponse:
+        asked = await _body(request, SnapshotBody)
+        return await _lines(request, self._snapshots.take(asked.name, _lake_path(asked.prefix)))
+
+    async def drop_snapshot(self, request: web.Request) -> web.Response:
+        return _json(await self._snapshots.drop((await _body(request, SnapshotName)).name))
 
     async def start_job(self, request: web.Request) -> web.Response:
         asked = await _body(request, StartBody)

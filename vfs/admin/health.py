@@ -33,6 +33,12 @@ def troubles_of_agent(says: dict[str, Any]) -> list[Trouble]:
         what += f"{error.get('subject')}: {error.get('reason')}"
         advice = error.get("hint") or "mend the document"
         troubles.append(Trouble(what, f"{advice}; it is read again once it has changed"))
+    troubles += [
+        Trouble(f"{each.get('pinned_by')} pins to the snapshot {each.get('name')}, which is not on this host: ESTALE",
+                f"foremount snapshot create {each.get('name')} PREFIX, or name another in the rule")
+        for each in says.get("snapshots", [])
+        if each.get("state") == "missing"
+    ]  # fmt: skip
     if says.get("worker", {}).get("connected") is False:
         troubles.append(Trouble("the worker has no line to the agent: remote files wait", "if this stays, see worker.log"))
     if trouble := says.get("admin", {}).get("trouble"):

@@ -367,6 +367,47 @@ class PathsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: Annotated[list[LakePathText], msgspec.Meta(max_length=PATHS_MAX)]
 
 
+SnapshotText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class SnapshotName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which snapshot is meant."""
+
+    name: SnapshotText
+
+
+class SnapshotBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be listed, and the name that rules pin it by."""
+
+    name: SnapshotText
+    prefix: LakePathText
+
+
+class SnapshotFacts(msgspec.Struct, frozen=True):
+    """One snapshot.
+
+    Attributes:
+        taken: when its listing was begun, UTC; "" while it is being taken or dropped.
+        pinned_by: the first rule that names it, or "".
+        state: "ready", "unfinished", or "missing": a rule names it, and it is not on this host.
+    """
+
+    name: str
+    prefix: str
+    taken: str
+    directories: int
+    files: int
+    bytes: int
+    pinned_by: str
+    state: str
+
+
+class SnapshotsHeld(msgspec.Struct, frozen=True):
+    """Snapshots by name."""
+
+    snapshots: list[SnapshotFacts]
+
+
 JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 

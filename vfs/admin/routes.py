@@ -64,6 +64,7 @@ ROUTES = [
     Route("GET", "/v1/transfers", "transfers", READ, "what is being fetched", records.Transfers, snapshot=True),
     Route("GET", "/v1/checkpoints", "checkpoints", READ, "checkpoints at and below a path, and how far each is",
           records.CheckpointsFound, query=records.PathQuery),
+    Route("GET", "/v1/snapshots", "snapshots", READ, "snapshots that rules can pin prefixes to", records.SnapshotsHeld),
     Route("GET", "/v1/samples", "samples", READ, "jobs whose samples are shown at .jobs, how far each is and what it cost",
           dict[str, Any]),
     Route("GET", "/v1/samples/timeline", "timeline", READ, "when each (step, rank) of a job was prepared, read and left",
@@ -78,6 +79,10 @@ ROUTES = [
     Route("POST", "/v1/evict", "evict", OPERATE, "drop local copies", records.Evicted, body=records.PathsBody),
     Route("POST", "/v1/verify", "verify", OPERATE, "check local copies; progress as JSON lines", dict[str, Any],
           body=records.PathsBody, media=LINES),
+    Route("POST", "/v1/snapshots/take", "take_snapshot", OPERATE, "list a prefix with its versions, for rules to pin it to; "
+          "progress as JSON lines", dict[str, Any], body=records.SnapshotBody, media=LINES),
+    Route("POST", "/v1/snapshots/drop", "drop_snapshot", OPERATE, "forget a snapshot that no rule names",
+          records.SnapshotFacts, body=records.SnapshotName),
     Route("POST", "/v1/samples/start", "start_job", OPERATE, "open a job's schedule and show its samples", dict[str, Any],
           body=records.StartBody),
     Route("POST", "/v1/samples/stop", "stop_job", OPERATE, "forget a job and what was prepared for it", dict[str, Any],
@@ -96,7 +101,7 @@ REFUSALS = {
     401: "no token, or a wrong one",
     403: "not allowed: by the role, or by the origin",
     404: "nothing is there",
-    409: "another recording goes on, or the object was replaced meanwhile",
+    409: "another recording goes on, the object was replaced meanwhile, or the name is taken or in use",
     412: "another version is in force than If-Match says",
     413: "the body is larger than 1 MiB",
     415: "the body is no application/json",
@@ -151,11 +156,14 @@ def _success(route: Route, answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+_ABOUT_PATHS = ("explain", "fetch", "evict", "verify", "checkpoints", "take_snapshot", "drop_snapshot")
+
+
 def _refusals(route: Route, refusal: dict[str, Any]) -> dict[str, Any]:
     codes = {400, 401, 403, 429, 502, 503}
     codes |= {413, 415} if route.method == "POST" else set()
     codes |= {409} if route.name == "trace" else set()
-    codes |= {404, 409, 504} if route.name in ("explain", "fetch", "evict", "verify", "checkpoints") else set()
+    codes |= {404, 409, 504} if route.name in _ABOUT_PATHS else set()
     codes |= {412, 422} if route.name == "reload" else set()
     codes |= {404, 409, 422, 504} if route.name in ("samples", "timeline", "start_job", "stop_job", "tell_job") else set()
     return {

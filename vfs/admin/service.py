@@ -26,6 +26,7 @@ from vfs.admin.status import Status
 from vfs.agent.accounts import Accounts
 from vfs.agent.ledger import Moment
 from vfs.agent.reading.local import LocalCopies
+from vfs.agent.reading.snapshots import Snapshots
 from vfs.agent.traces import Traces
 from vfs.clock import Clock
 from vfs.config import Admin as AdminConfig
@@ -50,6 +51,7 @@ class Admin:
         policies: Policies,
         clock: Clock,
         traces: Traces,
+        snapshots: Snapshots,
         spans: Spans | None = None,
     ) -> None:
         self._config = config
@@ -58,7 +60,8 @@ class Admin:
         self._spans = spans
         self._tokens: Tokens | None = None
         self._certificate: Certificate | None = None
-        self._arguments = (facts, status, copies, policies, traces, self._events, lambda: public_config(config))
+        told = self._events, lambda: public_config(config)
+        self._arguments = (facts, status, copies, policies, traces, snapshots, *told)
         accounts.on_moment = self._on_moment
         policies.on_record = self._on_record
 

@@ -19,6 +19,7 @@ from vfs.agent.reading.metadata import Metadata
 from vfs.agent.reading.objects import Objects
 from vfs.agent.reading.prefetch import Prefetcher
 from vfs.agent.reading.replicas import Replicas
+from vfs.agent.reading.snapshots import Snapshots
 from vfs.agent.rules import PathRules
 from vfs.agent.server import WorkerServer
 from vfs.agent.writing.uploadfacts import UploadFacts
@@ -73,6 +74,7 @@ class Status:
         self._waiting = waiting
         self.admin: dict[str, str] = {}
         self.uploads: UploadFacts | None = None
+        self.snapshots: Snapshots | None = None
         self.mountpoint = ""
 
     def facts(self) -> dict[str, Any]:
@@ -104,6 +106,7 @@ class Status:
             "lines": {line.site: _line_facts(line) for line in self._fetcher.lines()},
             "sites": self.site_facts(),
             "policies": self._policies.summary(),
+            "snapshots": self.snapshots.facts() if self.snapshots is not None else [],
             "uploads": self.uploads.facts() if self.uploads is not None else None,
         }
 
@@ -143,6 +146,8 @@ class Status:
         if point is None:
             raise NotFound(path, "nothing is mounted there")
         facts: dict[str, Any] = {"mount": self._mount_facts(point)}
+        if self.snapshots is not None and (name := self._rules.snapshot(path)):
+            facts["snapshot"] = await self.snapshots.about(name, path)
         if point.local_root is not None:
             host_path = os.path.join(point.local_root, point.below(path))
             if not os.path.lexists(host_path):

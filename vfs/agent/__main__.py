@@ -37,6 +37,7 @@ from vfs.agent.reading.objects import Objects
 from vfs.agent.reading.prefetch import Prefetcher
 from vfs.agent.reading.published import Place, Published
 from vfs.agent.reading.replicas import Replicas, tell_etags, tell_times
+from vfs.agent.reading.snapshots import Snapshots
 from vfs.agent.rules import PathRules
 from vfs.agent.samples.rooms import SampleRooms
 from vfs.agent.server import WorkerServer
@@ -62,6 +63,7 @@ from vfs.logs import log_to
 from vfs.model import SiteName
 from vfs.namespace.catalog import CatalogWriter
 from vfs.namespace.mounts import MountTable, build_mount_table
+from vfs.namespace.pins import Pins
 from vfs.policy.facts import Access
 from vfs.policy.inforce import InForce, open_store
 from vfs.policy.store import PolicyStore
@@ -128,7 +130,10 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             ttl_s=rules.listing_ttl_s,
             version_ttl_s=rules.version_ttl_s,
             spawn=tasks.spawn,
+            pins=Pins(catalog, rules.snapshot),
         )
+        snapshots = Snapshots(mounts, sites, catalog, documents, clock)
+        tasks.spawn(snapshots.sweep())
         local = frozenset(SiteName(name) for name, site in loaded.sites.items() if isinstance(site, config.LocalSite))
         memory = Budget(loaded.limits.memory)
         fetcher = await stack.enter_async_context(
@@ -201,9 +206,9 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         waiting = accounts.ledger.waiting_count
         facts = Status(mounts, stores, metadata, objects, server, fetcher, prefetcher, replicas, policies, rules, waiting)
         facts.uploads = None if uploads is None else UploadFacts(uploads, clock)
-        facts.mountpoint = _mountpoint(rundir)
-        copies = LocalCopies(mounts, metadata, catalog, objects, store)
-        rooms: dict[str, Room] = {}  # a room that wants its facts shown adds a line here
+        facts.mountpoint, facts.snapshots = _mountpoint(rundir), snapshots
+        copies = LocalCopies(mounts, metadata, objects, store)
+        rooms: dict[str, Room] = {"snapshots": snapshots.facts}  # a room that wants its facts shown adds a line here
         if facts.uploads is not None:
             rooms["uploads"] = facts.uploads.facts
         if foresight is not None:
@@ -215,11 +220,11 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             rooms["spans"] = spans.facts
         shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms, found)
         if loaded.samples is not None:
-            lake = AgentLake(mounts, sites, metadata, catalog, holding, fetcher)
+            lake = AgentLake(mounts, sites, metadata, holding, fetcher)
             shown.samples = await stack.enter_async_context(SampleRooms.running(loaded, lake, rundir, clock))
             rooms["samples"] = shown.samples.table
         await stack.enter_async_context(
-            Admin(loaded, facts, shown, accounts, copies, policies, clock, traces, spans).serving(rundir)
+            Admin(loaded, facts, shown, accounts, copies, policies, clock, traces, snapshots, spans).serving(rundir)
         )
         if loaded.replica_server is not None:
             replica_server, _ = await stack.enter_async_context(replicaserver.serving(loaded.replica_server))

@@ -32,6 +32,10 @@ class PathRules:
         """Return how long a file is believed to be still the same version; 0: asked anew each time."""
         return self._policy.version_ttl_s(path, self._site(path), size)
 
+    def snapshot(self, path: LakePath) -> str:
+        """Return the snapshot that a path is pinned to, "" where it is not."""
+        return self._policy.snapshot(path, self._site(path))
+
     def prefetch_rule(self, path: LakePath, size: int) -> tuple[Mode, int]:
         """Return what is fetched ahead of a reader, and how many bytes ahead of it at most; ("off", 0): nothing."""
         values = self._policy.decision(path, Access.PREFETCH, self._site(path), size).values

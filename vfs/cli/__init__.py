@@ -24,6 +24,7 @@ _COMMANDS = {
     "fetch": ("vfs.cli.paths:fetch", "Make files and trees local."),
     "evict": ("vfs.cli.paths:evict", "Drop the local copy of files and trees."),
     "verify": ("vfs.cli.paths:verify", "Read the cache against its digests and drop what is broken."),
+    "snapshot": ("vfs.cli.snapshot:snapshot", "Take, list and drop snapshots that rules pin prefixes to."),
     "job": ("vfs.cli.job:job", "Samples of training jobs: start, stop, tell, status, timeline."),
     "index": ("vfs.cli.index:index", "Write the indices that schedules of tars need."),
     "checkpoints": ("vfs.cli.checkpoints:checkpoints", "List checkpoints: step, state, times; remove incomplete ones."),

@@ -23,6 +23,7 @@ from vfs.errors import (
     NotADirectory,
     NotFound,
     ReadOnly,
+    Stale,
     Unavailable,
     Unsupported,
 )
@@ -31,6 +32,7 @@ from vfs.filesystem.intents import Intents
 from vfs.filesystem.local import LocalTree
 from vfs.filesystem.merged import MergedDirectory
 from vfs.filesystem.openfiles import Opener, OpenFiles
+from vfs.filesystem.pinned import PinnedTree, is_pinned
 from vfs.filesystem.place import PlaceTree
 from vfs.filesystem.request import is_resent
 from vfs.filesystem.tree import (
@@ -97,6 +99,7 @@ class FileSystem:
     Attributes:
         open_max: directory streams that may be open.
         push: puts bytes of a cached object into an inode's page cache; None where there is no kernel.
+        pinned: by mount point: stands in for its tree where the policy pins a path to a snapshot.
         directories: open directory streams by inode, the one that was opened longest ago first.
         intents: what is done to local directories, for the next worker.
     """
@@ -109,6 +112,7 @@ class FileSystem:
     started_ns: int
     open_max: int = 1000
     push: Callable[[Ino, Pushable, int, int], Awaitable[bool]] | None = None
+    pinned: Mapping[LakePath, PinnedTree] = field(default_factory=dict)
     directories: dict[Ino, Directory] = field(default_factory=dict)
     intents: Intents = field(init=False)
 
@@ -130,7 +134,7 @@ class FileSystem:
             return Attributes(ROOT, *await self._mount_node(LakePath("")))
         inode = self.inodes.get(ino)
         path = self.inodes.path(ino)
-        tree = self._tree(path)
+        tree = self._tree_of(ino, path)
         if inode.row.kind is not Kind.DIRECTORY and (tree is None or tree.is_fixed(inode.row.identity)):
             return Attributes(ino, node_of(inode.row), _TABLE_TTL_S)  # an inode is a version: it can't change
         if is_writable(tree) and (node := tree.known(inode.row.identity, None)) is not None:
@@ -145,7 +149,7 @@ class FileSystem:
 
     def _nameless_node(self, ino: Ino) -> Node | None:
         """Return the attributes of a file that has lost its name; None: it is not open here."""
-        file, tree = self.files.get(ino), self._tree(self.inodes.path(ino))
+        file, tree = self.files.get(ino), self._tree_of(ino, self.inodes.path(ino))
         fd = file.source.backing_fd if file is not None and file.source is not None else None
         return tree.known(self.inodes.get(ino).row.identity, fd) if is_writable(tree) else None
 
@@ -186,8 +190,19 @@ class FileSystem:
         )
 
     def _tree(self, path: LakePath) -> Tree | None:
+        """Return the tree that says what a name is now."""
         point = self.mounts.find(path)
-        return None if point is None else self.trees[point.prefix]
+        if point is None:
+            return None
+        pinned = self.pinned.get(point.prefix)
+        return pinned if pinned is not None and pinned.holds(path) else self.trees[point.prefix]
+
+    def _tree_of(self, ino: Ino, path: LakePath) -> Tree | None:
+        """Return the tree that an inode came from: what is open stays what it is, though its name be pinned or set free."""
+        point = self.mounts.find(path)
+        if point is None:
+            return None
+        return (self.pinned if is_pinned(self.inodes.get(ino).row.identity) else self.trees)[point.prefix]
 
     # Directories
 
@@ -251,15 +266,24 @@ class FileSystem:
             raise IsADirectory(self.inodes.path(ino))
         write = (flags & os.O_ACCMODE) != os.O_RDONLY
         path = self.inodes.path(ino)
-        tree = self._tree(path)
+        tree = self._tree_of(ino, path)
+        await self._check_pin(ino, path, tree)
         if write:
             if not is_writable(tree):
-                raise ReadOnly(path, "lies on a mount that is not writable")
+                raise ReadOnly(path, "lies on a mount that is not writable, or is pinned to a snapshot")
             row = inode.row
             await tree.before_write(path, row.identity, row.version, truncate=bool(flags & os.O_TRUNC))
         file = await self.files.open(ino, self._opener(ino, write=write), writable=self._changes(tree, ino))
         source = From.PASSTHROUGH if file.backing or file.source is None else file.source.served_from
         return Opened(file.backing, keep_cache=not file.writable, flush=write, source=source)
+
+    async def _check_pin(self, ino: Ino, path: LakePath, tree: Tree | None) -> None:
+        """Raise `Stale` where the name was pinned, or set free, since the kernel looked it up: it looks again then."""
+        now = self._tree(path)
+        if now is not tree:
+            raise Stale(path, "was pinned to a snapshot, or set free")
+        if isinstance(now, PinnedTree) and (await now.lookup(path)).identity != self.inodes.get(ino).row.identity:
+            raise Stale(path, "is pinned to another snapshot")
 
     def _changes(self, tree: Tree | None, ino: Ino) -> bool:
         """Return whether the file can change under its inode."""
@@ -268,7 +292,7 @@ class FileSystem:
     def _opener(self, ino: Ino, *, write: bool) -> Opener:
         async def opened() -> Source:
             inode, path = self.inodes.get(ino), self.inodes.path(ino)
-            tree = self._tree(path)
+            tree = self._tree_of(ino, path)
             if tree is None:
                 raise NotFound(path)
             return await tree.open(path, inode.row.identity, inode.row.version, write=write)
@@ -276,7 +300,7 @@ class FileSystem:
         return opened
 
     async def _source(self, ino: Ino, *, write: bool = False) -> Source:
-        tree = self._tree(self.inodes.path(ino))
+        tree = self._tree_of(ino, self.inodes.path(ino))
         return await self.files.source(ino, self._opener(ino, write=write), writable=self._changes(tree, ino))
 
     async def read(self, ino: Ino, offset: int, length: int) -> Buffer:
@@ -284,7 +308,14 @@ class FileSystem:
         file = self.files.get(ino)
         source = (file.source if file is not None else None) or await self._source(ino)
         push = functools.partial(self.push, ino) if self.push is not None else None
-        found = await source.read(offset, length, push)
+        try:
+            found = await source.read(offset, length, push)
+        except Stale as exc:
+            path = self.inodes.path(ino)
+            tree = self._tree_of(ino, path)
+            if isinstance(tree, PinnedTree):
+                raise tree.gone(path) from exc
+            raise
         served_from(source.served_from)
         return found
 
@@ -305,16 +336,14 @@ class FileSystem:
 
     async def flush(self, ino: Ino) -> None:
         """A descriptor that can write is being closed: return when what was written is as durable as close promises."""
-        inode = self.inodes.get(ino)
-        tree = self._tree(self.inodes.path(ino))
+        inode, tree = self.inodes.get(ino), self._tree_of(ino, self.inodes.path(ino))
         if is_writable(tree) and tree.close_waits(self.inodes.path(ino), inode.row.identity):
             await self.sync(ino)
 
     def release(self, ino: Ino) -> None:
         """The kernel closed a handle."""
         self.files.release(ino)
-        inode = self.inodes.get(ino)
-        tree = self._tree(self.inodes.path(ino))
+        inode, tree = self.inodes.get(ino), self._tree_of(ino, self.inodes.path(ino))
         if is_writable(tree):
             tree.released(inode.row.identity, last=not inode.opens and not inode.inherited)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -30,6 +31,7 @@ from vfs.filesystem.expected import Expected  # noqa: E402
 from vfs.filesystem.filesystem import FileSystem  # noqa: E402
 from vfs.filesystem.local import LocalTree  # noqa: E402
 from vfs.filesystem.openfiles import OpenFiles  # noqa: E402
+from vfs.filesystem.pinned import PinnedTree  # noqa: E402
 from vfs.filesystem.place import PlaceTree  # noqa: E402
 from vfs.filesystem.reads import ReadReports  # noqa: E402
 from vfs.filesystem.remote import OpenObjects, RemoteTree  # noqa: E402
@@ -52,7 +54,8 @@ from vfs.model import LakePath  # noqa: E402
 from vfs.namespace.catalog import Catalog  # noqa: E402
 from vfs.namespace.inodes import InodeTable  # noqa: E402
 from vfs.namespace.journal import JournalWriter  # noqa: E402
-from vfs.namespace.mounts import JOBS_PREFIX, build_mount_table  # noqa: E402
+from vfs.namespace.mounts import JOBS_PREFIX, STATUS_PREFIX, build_mount_table  # noqa: E402
+from vfs.namespace.pins import Pins  # noqa: E402
 from vfs.policy.inforce import InForce, open_store  # noqa: E402
 from vfs.rundir import RunDir  # noqa: E402
 
@@ -120,9 +123,13 @@ class _Worker:
                 area = self._open_staging(catalog, clock)
                 stack.callback(area.close)
             trees: dict[LakePath, Tree] = {}
+            pinned: dict[LakePath, PinnedTree] = {}
             for point in mounts.points:
+                pins = Pins(catalog, functools.partial(policy.snapshot, site=point.site))
                 if point.local_root is not None:
-                    trees[point.prefix] = LocalTree(point, policy)
+                    tree = trees[point.prefix] = LocalTree(point, policy)
+                    if point.prefix != STATUS_PREFIX:  # no document speaks of the status files
+                        pinned[point.prefix] = PinnedTree(point, tree, pins, owner)
                     continue
                 if point.prefix == JOBS_PREFIX:
                     link = "" if os.geteuid() == 0 else self._rundir.jobs
@@ -141,12 +148,13 @@ class _Worker:
                     owner=owner,
                 )
                 trees[point.prefix] = remote
+                pinned[point.prefix] = PinnedTree(point, remote, pins, owner)
                 if point.writable and area is not None:
                     trees[point.prefix] = StagedTree(point, remote, area, policy=policy, owner=owner)
             files = OpenFiles(inodes, self._passthrough, clock, open_max=self._open_max // 4)
             self._agent.on_connect = files.announce
             push = PageCache(self._args.fuse_fd).push
-            filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4, push)
+            filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4, push, pinned)
             stack.callback(filesystem.close)
             recorder = Recorder(filesystem, self._agent, self._passthrough.caller, clock)
 

@@ -102,7 +102,8 @@ def guarded(
             number = errno_of(exc)
             failure = os.fsencode(str(exc)).decode(errors="replace")
             requests["failed"] += 1
-            level = logging.DEBUG if number in _EXPECTED else logging.WARNING
+            is_expected = number in _EXPECTED and not isinstance(exc, errors.PinnedGone)
+            level = logging.DEBUG if is_expected else logging.WARNING
             log.log(level, "%s: %s -> %s", name, exc, errno.errorcode.get(number, number))
             raise pyfuse3.FUSEError(number) from exc
         except (pyfuse3.FUSEError, trio.Cancelled):

@@ -11,6 +11,7 @@ being served while the agent or the origin is away. One transaction for each cal
     digests    id of a staged node                      -> seq, 8 bytes, and the digests of its blocks, when it is uploaded
     commits    directory hash + when, ns                -> Manifest of a checkpoint; never changed
     doubts     directory hash                           -> what was known below it earlier than this, ns, is to be asked again
+    snapshots  name                                     -> Snapshot; what it holds are entries and listings (`snapshots.py`)
 
 A listing is numbered in the order in which it arrived, under a generation of its own: a reader that stands in the middle of
 one is not disturbed by the next. The previous generation is kept until another one is complete.
@@ -26,13 +27,15 @@ import msgspec
 import xxhash
 
 from vfs.checkpoints.manifest import Manifest
-from vfs.model import Entry, LakePath, split
+from vfs.model import Entry, Kind, LakePath, join, split
+from vfs.namespace.snapshots import ID_MIN, Snapshot
 from vfs.namespace.staged import Upload
 
 FORMAT = 1
 _MAP_BYTES = 64 << 30
 _READERS_MAX = 64
-GENERATION_MAX = (1 << 22) - 1
+_DATABASES_MAX = 16
+GENERATION_MAX = ID_MIN - 1
 POSITION_MAX = (1 << 40) - 1
 
 
@@ -85,7 +88,12 @@ class Catalog:
         """Return whether the catalog is there, after trying to open it."""
         try:
             env = lmdb.open(
-                self._directory, map_size=_MAP_BYTES, max_dbs=8, max_readers=_READERS_MAX, readonly=True, create=False
+                self._directory,
+                map_size=_MAP_BYTES,
+                max_dbs=_DATABASES_MAX,
+                max_readers=_READERS_MAX,
+                readonly=True,
+                create=False,
             )
             env.reader_check()  # slots of workers that were killed: they hold back free pages, and there are only so many
             self._use(env, create=False)
@@ -99,6 +107,7 @@ class Catalog:
         self._order = env.open_db(b"order", create=create)
         self._uploads = env.open_db(b"uploads", create=create)
         self._doubts = env.open_db(b"doubts", create=create)
+        self._snapshots = env.open_db(b"snapshots", create=create)
         self._lessons = env.open_db(b"learned") if create else None
         self._commits = env.open_db(b"commits") if create else None
         self._digests = env.open_db(b"digests") if create else None
@@ -157,6 +166,21 @@ class Catalog:
             found = [txn.get(_directory(above), default=b"") for above in _from_root(path)]
         return max(int.from_bytes(each, "big") for each in found)
 
+    def snapshot(self, name: str) -> Snapshot | None:
+        """Return the snapshot of this name, None where there is none."""
+        if self._env is None and not self._reopen():
+            return None
+        with self._env.begin(db=self._snapshots) as txn:
+            raw = txn.get(name.encode())
+        return None if raw is None else _snapshot.decode(raw)
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return all snapshots by name, those too that are being taken or dropped."""
+        if self._env is None and not self._reopen():
+            return []
+        with self._env.begin(db=self._snapshots) as txn, txn.cursor() as cursor:
+            return [_snapshot.decode(raw) for _, raw in cursor]
+
     def uploads_serial(self) -> int:
         """Return a number that is another one whenever a record of an upload has changed."""
         if self._env is None and not self._reopen():
@@ -186,7 +210,7 @@ class CatalogWriter(Catalog):
     def __init__(self, directory: str) -> None:
         self._directory = directory
         env = lmdb.open(
-            directory, map_size=_MAP_BYTES, max_dbs=8, max_readers=_READERS_MAX, sync=False, metasync=False,
+            directory, map_size=_MAP_BYTES, max_dbs=_DATABASES_MAX, max_readers=_READERS_MAX, sync=False, metasync=False,
             writemap=True, map_async=True,
         )  # fmt: skip
         env.reader_check()  # slots of processes that were killed
@@ -245,6 +269,49 @@ class CatalogWriter(Catalog):
             # Its number is not used again: entries carry it, and readers may stand in it.
             old = Listing(listing.previous, count, complete=bool(listing.previous), begun_ns=0, last=listing.generation)
             txn.put(_directory(path), _encoder.encode(old), db=self._listings)
+
+    def forget_listing(self, path: LakePath, limit: int) -> tuple[list[LakePath], bool]:
+        """Forget up to `limit` of a directory's names, all that is known of each; with the last, that it was listed.
+
+        Returns:
+            Those of them that are directories, and whether any names are left.
+        """
+        directory, below = _directory(path), list[LakePath]()
+        with self._env.begin(write=True) as txn:
+            raw = txn.get(directory, db=self._listings)
+            if raw is None:
+                return below, False
+            prefix = _position(path, _listing.decode(raw).generation, 0)[:20]
+            with txn.cursor(self._order) as cursor:
+                while cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                    if not limit:
+                        return below, True
+                    limit -= 1
+                    name = cursor.value()
+                    known = txn.pop(directory + name, db=self._entries)
+                    if known is not None and (entry := _known.decode(known).entry) and entry.kind is Kind.DIRECTORY:
+                        below.append(LakePath(join(path, entry.name)))
+                    cursor.delete()
+            txn.delete(directory, db=self._listings)
+        return below, False
+
+    def forget(self, path: LakePath) -> None:
+        """Forget what was said about one path."""
+        parent, name = split(path)
+        with self._env.begin(write=True, db=self._entries) as txn:
+            txn.delete(_directory(parent) + name.encode())
+
+    def put_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep what a snapshot is; one that is taken is on the disk, with all that it holds, when this returns."""
+        with self._env.begin(write=True, db=self._snapshots) as txn:
+            txn.put(snapshot.name.encode(), _encoder.encode(snapshot))
+        if snapshot.taken_ns:
+            self._env.sync(True)
+
+    def drop_snapshot(self, name: str) -> None:
+        """Forget the name of a snapshot whose listings are forgotten."""
+        with self._env.begin(write=True, db=self._snapshots) as txn:
+            txn.delete(name.encode())
 
     def learned(self, name: str) -> bytes | None:
         """Return what was kept under `name`."""
@@ -319,6 +386,7 @@ _known = msgspec.msgpack.Decoder(Known)
 _listing = msgspec.msgpack.Decoder(Listing)
 _upload = msgspec.msgpack.Decoder(Upload)
 _manifest = msgspec.msgpack.Decoder(Manifest)
+_snapshot = msgspec.msgpack.Decoder(Snapshot)
 _SERIAL = b"serial"  # LMDB takes no empty key; ids are 8 bytes
 
 

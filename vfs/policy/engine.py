@@ -23,6 +23,7 @@ import msgspec
 from vfs.policy.facts import NARROW, Facts, Match, SizeRange, mismatch
 from vfs.policy.globs import Landmarks, landmarks
 from vfs.policy.values import DEFAULTS, VALUES, Settings, Values, settings_of
+from vfs.policy.written import Staleness, StalenessKind
 
 _narrow = operator.attrgetter(*NARROW)
 REMEMBERED_MAX = 4096
@@ -108,15 +109,17 @@ class RuleSet:
         documents: shipped ones first, otherwise in the order given: what an admin wrote beats what came with the package.
         rules, origins: all rules in order, and where each stands.
         defaults: what holds where no rule says otherwise.
+        pinning: indexes of the rules that pin to a snapshot; mostly there are none, and nobody has to ask.
     """
 
-    __slots__ = ("_by_narrow", "_decisions", "_paths", "_sizes", "defaults", "documents", "origins", "rules")
+    __slots__ = ("_by_narrow", "_decisions", "_paths", "_sizes", "defaults", "documents", "origins", "pinning", "rules")
 
     def __init__(self, documents: Iterable[Document], defaults: Values = DEFAULTS) -> None:
         self.defaults = defaults
         self.documents = tuple(sorted(documents, key=lambda document: not document.shipped))
         self.rules: tuple[Rule, ...] = tuple(rule for document in self.documents for rule in document.rules)
         self.origins: tuple[Origin, ...] = tuple(_origins(self.documents))
+        self.pinning = tuple(index for index, rule in enumerate(self.rules) if is_pinning(rule.set))
         matches = [rule.match for rule in self.rules]
         self._paths = _PathIndex(matches)
         self._sizes = _SizeIndex([match.size for match in matches])
@@ -141,6 +144,12 @@ class RuleSet:
         for index, rule in enumerate(self.rules):
             mask |= (mismatch(rule.match, facts, NARROW) is None) << index
         return mask
+
+
+def is_pinning(settings: Settings) -> bool:
+    """Return whether a rule with these settings pins to a snapshot."""
+    staleness: Staleness | None = settings_of(settings).get("staleness")
+    return staleness is not None and staleness.kind is StalenessKind.PINNED
 
 
 def decide(rules: RuleSet, facts: Facts) -> Decision:

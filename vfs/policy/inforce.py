@@ -18,7 +18,7 @@ from vfs.policy.engine import Decision, Origin, RuleSet, decide
 from vfs.policy.facts import KNOWN, Access, Facts, Match
 from vfs.policy.store import PolicySet, PolicyStore
 from vfs.policy.values import DEFAULTS, Values, comes_with, settings_of
-from vfs.policy.written import Staleness, StalenessKind, duration_text
+from vfs.policy.written import Staleness, duration_text
 
 KERNEL_TTL_S_MAX = 3600.0
 """How long the kernel is told to believe what never changes: an hour costs nothing, and bounds the life of a mistake."""
@@ -78,10 +78,17 @@ class InForce:
 
     def version_ttl_s(self, path: LakePath, site: SiteName, size: int | None) -> float:
         """Return how long it is believed that the file at a path is still this version; 0: asked anew at each open."""
-        staleness = self.decision(path, Access.OPEN, site, size).values.staleness
-        if staleness.kind is StalenessKind.PINNED:  # not in force yet: neither believed for ever nor asked each time
-            staleness = self._store.current.rules.defaults.staleness
-        return staleness.ttl_s
+        return self.decision(path, Access.OPEN, site, size).values.staleness.ttl_s
+
+    def snapshot(self, path: LakePath, site: SiteName) -> str:
+        """Return the snapshot that a path is pinned to, "" where it is not.
+
+        What a path is must not depend on how it is asked for: rules that pin match path, site and host alone, and others
+        unpin by these alone too.
+        """
+        if not self._store.current.rules.pinning:
+            return ""
+        return self.decision(path, Access.OPEN, site).values.staleness.snapshot
 
     def listing_ttl_s(self, path: LakePath, site: SiteName) -> float:
         """Return how long the names in directory `path` are believed."""
@@ -94,6 +101,14 @@ class InForce:
     def waits_for_origin(self, path: LakePath, site: SiteName) -> bool:
         """Return whether fsync and close of a file that is being written wait for its origin."""
         return self.decision(path, Access.WRITE, site).values.write_durability == "remote"
+
+
+def snapshots_named(rules: RuleSet) -> dict[str, Origin]:
+    """Return the snapshots that rules name, each with the first rule that does."""
+    named: dict[str, Origin] = {}
+    for index in rules.pinning:
+        named.setdefault(settings_of(rules.rules[index].set)["staleness"].snapshot, rules.origins[index])
+    return named
 
 
 def unheeded(rules: RuleSet) -> list[tuple[Origin, str]]:

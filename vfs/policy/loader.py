@@ -23,7 +23,7 @@ import msgspec
 
 import vfs
 from vfs.errors import InvalidPolicy
-from vfs.policy.engine import Document, Rule, RuleSet
+from vfs.policy.engine import Document, Rule, RuleSet, is_pinning
 from vfs.policy.facts import CountRange, Match, SizeRange
 from vfs.policy.values import DEFAULTS, Settings, Values, settings_of
 from vfs.policy.written import NEAREST, ORIGIN
@@ -261,10 +261,29 @@ def _check(text: Text, lines: _Lines, stated: PolicyFile) -> None:
         settings = settings_of(rule.set)
         if not settings:
             raise InvalidPolicy(_at(text, lines.find(f"{where}.set"), where), "sets nothing", "set a value, or drop the rule")
+        if is_pinning(rule.set):
+            _check_pin(text, lines, where, rule.match)
         for name in ("deadline", "memory"):
             if settings.get(name) == 0:
                 key = f"{where}.set.{name}"
                 raise InvalidPolicy(_at(text, lines.find(key), key), "0 would fail every access", "write a larger one")
+
+
+_PIN_FACTS = ("path", "site", "host")
+
+
+def _check_pin(text: Text, lines: _Lines, where: str, match: Match) -> None:
+    """Refuse a rule that would pin some names of a tree and leave others."""
+    for name in Match.__struct_fields__:
+        if name not in _PIN_FACTS and getattr(match, name) is not None:
+            key = f"{where}.match.{name}"
+            hint = f"match {', '.join(_PIN_FACTS)} alone: what a path is must not depend on who asks, or for what"
+            raise InvalidPolicy(_at(text, lines.find(key), key), "can't decide whether a path is pinned", hint)
+    for pattern in match.path or ():
+        if pattern != "**" and not pattern.endswith("/**"):
+            key = f"{where}.match.path"
+            hint = f"write {pattern.rstrip('/*') or 'data'}/**"
+            raise InvalidPolicy(_at(text, lines.find(key), key), "does not pin a whole tree", hint)
 
 
 def _check_sites(text: Text, document: Document, sites: Collection[str]) -> None:

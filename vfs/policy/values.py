@@ -22,7 +22,6 @@ from vfs.policy.written import (
     Rate,
     SiteOrder,
     Staleness,
-    StalenessKind,
     duration_text,
     size_text,
 )
@@ -243,8 +242,6 @@ else:
 
 def comes_with(name: str, value: Any) -> str:
     """Return the part of Foremount that will heed this value, "" where it is heeded."""
-    if isinstance(value, Staleness) and value.kind is StalenessKind.PINNED:
-        return "snapshots of prefixes"
     return VALUES[name].comes_with
 
 

@@ -20,7 +20,8 @@ ORIGIN = SiteName("origin")
 NEAREST = SiteName("nearest")
 """In a site order: every other site that may hold a replica, the one that answers first foremost."""
 
-_SNAPSHOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+SNAPSHOT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""A pattern for the whole name."""
 _EXACT_UNITS = sorted(
     ((unit, parse_size(f"1{unit}")) for unit in ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "KB")),
     key=lambda pair: -pair[1],
@@ -72,7 +73,7 @@ class Staleness(str):
             ttl_s = 0.0 if word == "close-to-open" else math.inf
         elif word == "ttl" and rest:
             ttl_s = parse_duration(rest)
-        elif word == "pinned" and _SNAPSHOT.fullmatch(rest):
+        elif word == "pinned" and re.fullmatch(SNAPSHOT_NAME, rest):
             snapshot = rest
         else:
             raise ValueError(f"{text!r} is no staleness class: write immutable, close-to-open, ttl=30s or pinned=SNAPSHOT")

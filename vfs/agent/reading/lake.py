@@ -15,7 +15,6 @@ from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.reader import read_copied
 from vfs.model import Entry, LakePath, ObjectKey, SiteName, Version
-from vfs.namespace.catalog import Catalog
 from vfs.namespace.mounts import MountPoint, MountTable
 from vfs.sites.protocol import Site
 
@@ -32,14 +31,12 @@ class AgentLake:
         mounts: MountTable,
         sites: Mapping[SiteName, Site],
         metadata: Metadata,
-        catalog: Catalog,
         holding: Holding,
         fetcher: Fetcher,
     ) -> None:
         self._mounts = mounts
         self._sites = sites
         self._metadata = metadata
-        self._catalog = catalog
         self._holding = holding
         self._fetcher = fetcher
 
@@ -49,7 +46,7 @@ class AgentLake:
         if point is None:
             return None
         try:
-            if point.local_root is not None:
+            if point.local_root is not None and not self._metadata.is_pinned(path):
                 return await self._sites[point.site].stat(point.site_path(path))
             return await self._metadata.stat(path)
         except (NotFound, NotADirectory):
@@ -61,7 +58,7 @@ class AgentLake:
         if point is None:
             return ()
         try:
-            if point.local_root is not None:
+            if point.local_root is not None and not self._metadata.is_pinned(path):
                 return [entry async for page in self._sites[point.site].list(point.site_path(path)) for entry in page]
             return await self._listed(path)
         except (NotFound, NotADirectory):
@@ -105,7 +102,7 @@ class AgentLake:
             listed = await self._metadata.list(path, 0, 0)
             generation, place = listed.generation, 0
             while listed.generation == generation:
-                page = self._catalog.page(path, generation, place, _PAGE_ENTRIES)
+                page = self._metadata.page(path, generation, place, _PAGE_ENTRIES)
                 found += [entry for entry in page if entry is not None]
                 place += len(page)
                 if place >= listed.count:

@@ -13,7 +13,6 @@ from vfs.agent.reading.objects import Objects
 from vfs.errors import ForemountError, NotFound, Stale, Unsupported, to_failure
 from vfs.extents.store import Store, Stored
 from vfs.model import Entry, Kind, LakePath, join
-from vfs.namespace.catalog import Catalog
 from vfs.namespace.mounts import MountTable
 
 log = logging.getLogger(__name__)
@@ -32,10 +31,9 @@ class LocalCopies:
         runs: of `fetch`, that go on.
     """
 
-    def __init__(self, mounts: MountTable, metadata: Metadata, catalog: Catalog, objects: Objects, store: Store) -> None:
+    def __init__(self, mounts: MountTable, metadata: Metadata, objects: Objects, store: Store) -> None:
         self._mounts = mounts
         self._metadata = metadata
-        self._catalog = catalog
         self._objects = objects
         self._store = store
         self.runs: list[Run] = []
@@ -156,7 +154,7 @@ class LocalCopies:
         listed = await self._metadata.list(path, 0, 0)
         place = 0
         while True:
-            page = self._catalog.page(path, listed.generation, place, _PAGE_ENTRIES)
+            page = self._metadata.page(path, listed.generation, place, _PAGE_ENTRIES)
             for entry in page:
                 if entry is not None:
                     yield entry

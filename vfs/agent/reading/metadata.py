@@ -21,6 +21,8 @@ from vfs.errors import ForemountError, NotADirectory, NotFound, Unavailable
 from vfs.model import Entry, Kind, LakePath, SiteName, Version, join, split
 from vfs.namespace.catalog import CatalogWriter, Known, Listing
 from vfs.namespace.mounts import MountPoint, MountTable
+from vfs.namespace.pins import Pins
+from vfs.namespace.snapshots import ID_MIN
 from vfs.sites.protocol import Site
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Metadata:
     Args:
         ttl_s: how long the names in a directory are believed.
         version_ttl_s: how long a file of this path and size is believed to be still the same version.
+        pins: answer for what the policy pins to a snapshot; None: nothing is pinned.
         commits: whether a file of this path is a commit marker.
 
     Invariant: a directory has at most one run; a run that failed or finished is not in `_runs`.
@@ -77,6 +80,7 @@ class Metadata:
         ttl_s: Callable[[LakePath], float],
         version_ttl_s: Callable[[LakePath, int], float],
         spawn: Callable[[Awaitable[None]], None],
+        pins: Pins | None = None,
         commits: Callable[[LakePath], bool] = lambda path: rule_for(path) is not None,
     ) -> None:
         self._mounts = mounts
@@ -86,6 +90,7 @@ class Metadata:
         self._ttl_s = ttl_s
         self._version_ttl_s = version_ttl_s
         self._spawn = spawn
+        self._pins = pins
         self._commits = commits
         self._runs: dict[LakePath, _Run] = {}
         self._lookups: OrderedDict[LakePath, int] = OrderedDict()
@@ -97,7 +102,13 @@ class Metadata:
 
         Raises:
             Denied, Unavailable: the origin's own failure; the catalog keeps what it said before.
+            Stale: it is pinned to a snapshot that is not here.
         """
+        if self._pins is not None and self._pins.named(path):
+            try:
+                return self._pins.entry(path)
+            except NotFound:
+                return None
         parent = LakePath(split(path)[0])
         point = self._point(path)
         believed_s = self._believed_s(parent, path)
@@ -142,7 +153,7 @@ class Metadata:
             listed = await self.list(directory, listed.generation, listed.count)
         if listed.count > _ENTRIES_FOR_LOOKUP:
             return []
-        page = self._catalog.page(directory, listed.generation, 0, listed.count)
+        page = self.page(directory, listed.generation, 0, listed.count)
         return [entry for entry in page if entry is not None]
 
     async def list(self, path: LakePath, generation: int, after: int, believed_s: float | None = None) -> wire.Listed:
@@ -152,7 +163,11 @@ class Metadata:
             believed_s: how old a listing may be; None: as the policy says.
         Raises:
             NotFound, NotADirectory, Denied, Unavailable: from the origin, before the first page.
+            Stale: it is pinned to a snapshot that is not here.
         """
+        if self._pins is not None and self._pins.named(path):
+            snapshot, count = self._pins.directory(path)
+            return wire.Listed(snapshot.id, count, complete=True)
         run = self._runs.get(path)
         if run is None:
             current = self._catalog.listing(path)
@@ -166,6 +181,20 @@ class Metadata:
                 self._refuse_while_resting(self._point(path).site, path)
             run = self._start(path)
         return await self._wait(run, after)
+
+    def is_pinned(self, path: LakePath) -> bool:
+        """Return whether what is said of a path comes from a snapshot."""
+        return self._pins is not None and bool(self._pins.named(path))
+
+    def page(self, path: LakePath, generation: int, position: int, limit: int) -> Sequence[Entry | None]:
+        """Return up to `limit` entries of what `list` told of, from `position` on.
+
+        Raises:
+            Stale: of a snapshot that was dropped meanwhile.
+        """
+        if generation >= ID_MIN and self._pins is not None:
+            return self._pins.page(path, generation, position, limit)
+        return self._catalog.page(path, generation, position, limit)
 
     async def _wait(self, run: _Run, after: int) -> wire.Listed:
         while not run.finished and run.listing.count <= after:
