@@ -13,6 +13,7 @@ from vfs.agent.ledger import Moment
 from vfs.errors import ForemountError, to_failure
 from vfs.extents.link import LineFacts
 from vfs.policy.diff import Change
+from vfs.policy.written import SNAPSHOT_NAME
 from vfs.usage import Call, Cause, Row, Source
 
 PATHS_MAX = 1000
@@ -367,7 +368,7 @@ class PathsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: Annotated[list[LakePathText], msgspec.Meta(max_length=PATHS_MAX)]
 
 
-SnapshotText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+SnapshotText = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=f"^{SNAPSHOT_NAME}$")]
 
 
 class SnapshotName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
