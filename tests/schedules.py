@@ -279,6 +279,26 @@ def mds(lake: Path, column: str = "image") -> Schedule:
     return Schedule(text + _BATCHES, strided([raws[number] for number in order_of()]), cut)
 
 
+MOSAIC_ORDER = (
+    ((8, 12, 2, 23, 16, 3, 19, 7, 15, 4, 20, 13), (21, 11, 22, 14, 6, 9, 18, 10, 1, 17, 5, 0)),
+    ((3, 2, 10, 12, 20, 16, 9, 18, 22, 14, 5, 6), (19, 8, 17, 23, 4, 1, 11, 0, 15, 7, 21, 13)),
+)
+"""What each rank reads in epochs 0 and 1 of two shards of 12, with the defaults of mosaicml-streaming 0.13.0 and shuffle."""
+MOSAIC = (
+    '[feed]\nkind = "mds"\npath = "mds/index.json"\ncolumn = "image"\n'
+    f"[feed.streaming]\nshuffle = true\nranks_per_node = {WORLD}\nbatch_size = {BATCH}\n"
+)
+
+
+def mds_streaming(lake: Path) -> Schedule:
+    """Write the shards of `mds`, to be read in the order that the library computes."""
+    cut = mds(lake).indices[:2]
+    numbers = np.array(MOSAIC_ORDER[0]).reshape(WORLD, STEPS, BATCH)
+    return Schedule(
+        MOSAIC, {place[1::-1] + place[2:]: payload(int(number)) for place, number in np.ndenumerate(numbers)}, cut
+    )
+
+
 KINDS: dict[str, Callable[[Path], Schedule]] = {
     "parquet": arrow,
     "arrow-ipc": lambda lake: arrow(lake, "arrow"),
@@ -291,4 +311,5 @@ KINDS: dict[str, Callable[[Path], Schedule]] = {
     "webdataset-slices": lambda lake: webdataset(lake, ""),
     "mds": mds,
     "mds-whole": lambda lake: mds(lake, ""),
+    "mds-streaming": mds_streaming,
 }

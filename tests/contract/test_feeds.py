@@ -16,6 +16,8 @@ from tests.schedules import (
     BATCH,
     COUNT,
     KINDS,
+    MOSAIC,
+    MOSAIC_ORDER,
     STEPS,
     WORLD,
     DirectoryLake,
@@ -241,6 +243,21 @@ async def test_a_shard_of_another_count_than_the_index_says_is_refused_whenever_
     for _ in range(2):
         with pytest.raises(InvalidFeed, match=f"holds {COUNT // 2 + 1} samples, index.json says {COUNT // 2}"):
             await everything(feed)
+
+
+async def test_an_epoch_of_streaming_that_was_half_read_is_followed_by_the_next(tmp_path: Path) -> None:
+    mds(tmp_path)
+    feed = await opened(DirectoryLake(tmp_path), f"{MOSAIC}epochs = 2\nsample_in_epoch = {COUNT // 2}\n")
+    for rank in range(WORLD):
+        read = [sample.sample_id for step in await feed.steps() for sample in await feed.group(step, rank)]
+        numbers = (*MOSAIC_ORDER[0][rank][STEPS * BATCH // 2 :], *MOSAIC_ORDER[1][rank])
+        assert read == [f"{number:09d}" for number in numbers]
+
+
+async def test_a_world_that_streaming_has_no_order_for_is_refused(tmp_path: Path) -> None:
+    mds(tmp_path)
+    with pytest.raises(InvalidFeed, match=r"index\.json: 3 canonical and 2 nodes don't divide each other"):
+        await opened(DirectoryLake(tmp_path), f"{MOSAIC}num_canonical_nodes = 3\nnodes = 2\n")
 
 
 async def test_the_count_of_a_shard_is_read_once(tmp_path: Path) -> None:

@@ -102,18 +102,46 @@ class IndicesSource(_Document, frozen=True, tag_field="kind", tag="indices"):
     index_dtype: Dtype = "uint32"
 
 
+class Streaming(_Document, frozen=True):
+    """What decides the order of a `StreamingDataset` of one stream, in its words; defaults are its own.
+
+    Attributes:
+        ranks_per_node, nodes: of the world.
+        batch_size: of one rank.
+        shuffle_block_size, num_canonical_nodes: 0: as the library has it where none is given.
+        drop_last: as the DataLoader has it.
+        epoch, sample_in_epoch: where step 0 is, as the `state_dict` says that a job goes on from.
+        epochs: of the schedule, the first one included.
+    """
+
+    ranks_per_node: int
+    batch_size: int
+    nodes: int = 1
+    shuffle: bool = False
+    shuffle_algo: Literal["py1e", "py1br", "py1s", "py2s", "naive"] = "py1e"
+    shuffle_seed: int = 9176
+    shuffle_block_size: int = 0
+    num_canonical_nodes: int = 0
+    drop_last: bool = False
+    epoch: int = 0
+    sample_in_epoch: int = 0
+    epochs: int = 1
+
+
 class MdsSource(_Document, frozen=True, tag_field="kind", tag="mds"):
     """Shards of MosaicML Streaming.
 
     Attributes:
         path: of `index.json`.
-        order: file of sample numbers (.npy); "": as the shards have them.
+        batches, order: who reads what, and the file of sample numbers (.npy); "": as the shards have them.
+        streaming: in place of both, the order that the library itself computes.
         column: whose bytes are the sample; "": the whole encoded sample.
     """
 
     path: str
-    batches: Batches
+    batches: Batches | None = None
     order: str = ""
+    streaming: Streaming | None = None
     column: str = ""
 
 
@@ -224,8 +252,24 @@ def _check(job: Job, file: str) -> None:
             raise InvalidFeed(f"{file}: feed.batches.first", "is negative")
         if batches.layout == "micro" and batches.batch_size % batches.micro_batch_size:
             raise InvalidFeed(f"{file}: feed.batches.micro_batch_size", "does not divide batch_size")
+    if isinstance(job.feed, MdsSource):
+        _check_mds(job.feed, file)
     if isinstance(job.feed, IndicesSource) and (job.feed.chunk_tokens < 1 or not job.feed.data):
         raise InvalidFeed(f"{file}: feed", "names no data", "give chunk_tokens and data")
+
+
+def _check_mds(feed: MdsSource, file: str) -> None:
+    streaming = feed.streaming
+    if (feed.batches is None) == (streaming is None) or (streaming is not None and feed.order):
+        raise InvalidFeed(f"{file}: feed", "needs batches, and order if there is one, or else streaming alone")
+    if streaming is None:
+        return
+    for key, least in (("ranks_per_node", 1), ("batch_size", 1), ("nodes", 1), ("epochs", 1), ("epoch", 0),
+                       ("sample_in_epoch", 0), ("shuffle_seed", 0), ("num_canonical_nodes", 0)):  # fmt: skip
+        if getattr(streaming, key) < least:
+            raise InvalidFeed(f"{file}: feed.streaming.{key}", f"is less than {least}")
+    if streaming.shuffle_block_size < 0 or streaming.shuffle_block_size == 1:
+        raise InvalidFeed(f"{file}: feed.streaming.shuffle_block_size", "is less than 2 and not 0")
 
 
 def lake_path(path: str, directory: LakePath) -> LakePath:

@@ -37,6 +37,6 @@ class LoadCache(Generic[KeyT, ValueT]):
         return await asyncio.shield(loading)
 
     def _forget_useless(self, key: KeyT, done: asyncio.Future[ValueT]) -> None:
-        useless = done.cancelled() or done.exception() is not None or not done.result()
+        useless = done.cancelled() or done.exception() is not None or not len(done.result())
         if useless and self._loaded.get(key) is done:
             del self._loaded[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,8 +12,10 @@ import xxhash
 from vfs.errors import InvalidFeed
 from vfs.model import Entry, LakePath
 from vfs.samples.feeds import batches as batching
+from vfs.samples.feeds import mosaic
 from vfs.samples.feeds.numbers import NumberFile, Numbers
-from vfs.samples.jobs import Batches, Job, filler, seed_of
+from vfs.samples.jobs import Batches, Job, Streaming, filler, seed_of
+from vfs.samples.loading import LoadCache
 from vfs.samples.model import Sample
 
 
@@ -32,26 +35,121 @@ class Bytes(Protocol):
         ...
 
 
-class IndexedFeed:
-    """An order of sample numbers, cut into steps and ranks.
+class Order(Protocol):
+    """Which numbered sample who reads when.
 
-    Args:
-        order: file of numbers; None: the samples in their own order.
+    Attributes:
+        world_size: ranks, all of which read in every step.
+        steps: from 0 on.
+        files: that say so.
+        count: samples that it has in one pass.
     """
 
-    def __init__(self, job: Job, batches: Batches, order: NumberFile | None, samples: Bytes) -> None:
-        files = [*samples.entries, *([(order.path, order.entry)] if order else [])]
-        self._job = job
+    world_size: int
+    count: int
+    steps: range
+    files: Sequence[tuple[LakePath, Entry]]
+
+    async def numbers(self, step: int, rank: int) -> tuple[Numbers, Numbers]:
+        """Return the samples of a rank's step by slot, and in which epoch each of them is read."""
+        ...
+
+
+class BatchedOrder:
+    """Samples as a file lists them, or as they are numbered, dealt to ranks batch by batch.
+
+    Attributes:
+        world_size, steps, files, count: as `Order`.
+
+    Args:
+        file: of sample numbers; None: the samples in their own order.
+        samples: that there are.
+    """
+
+    def __init__(self, batches: Batches, file: NumberFile | None, samples: int) -> None:
+        self.world_size = batches.world_size
+        self.count = file.rows if file else samples
+        self.steps = range(batching.step_count(batches, self.count))
+        self.files: Sequence[tuple[LakePath, Entry]] = [(file.path, file.entry)] if file else []
         self._batches = batches
+        self._file = file
+        self._samples = samples
+
+    async def numbers(self, step: int, rank: int) -> tuple[Numbers, Numbers]:
+        """Return samples and epochs. Raises `InvalidFeed` where the file names a sample that there is not."""
+        places = batching.positions(self._batches, step, rank)
+        epochs = places // self._samples
+        if self._file is None:
+            return places, epochs
+        numbers = await self._file.take(places)
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= self._samples))
+        if len(wrong):
+            row, number = places[wrong[0]], numbers[wrong[0]]
+            raise InvalidFeed(self._file.path, f"row {row}: names sample {number} of {self._samples}")
+        return numbers, epochs
+
+
+class MosaicOrder:
+    """The order that MosaicML Streaming computes for itself. Shuffled epochs are made in a thread, the latest two are kept.
+
+    Attributes:
+        world_size, steps, files, count: as `Order`.
+    """
+
+    def __init__(self, streaming: Streaming, shard_sizes: Sequence[int]) -> None:
+        self.count = sum(shard_sizes)
+        first = mosaic.partition(streaming, self.count, streaming.sample_in_epoch)
+        whole = mosaic.partition(streaming, self.count)
+        counts = [mosaic.batch_count(streaming, each.per_rank) for each in (first, whole)]
+        self.world_size = streaming.nodes * streaming.ranks_per_node
+        self.steps = range(counts[0] + (streaming.epochs - 1) * counts[1])
+        self.files: Sequence[tuple[LakePath, Entry]] = ()
+        self._streaming = streaming
+        self._sizes = shard_sizes
+        self._first, self._whole = first, whole
+        self._first_count, self._whole_count = counts
+        self._shuffled: LoadCache[int, Numbers] = LoadCache(self._shuffle, kept=2)
+
+    @classmethod
+    def open(cls, streaming: Streaming, shard_sizes: Sequence[int], path: LakePath) -> MosaicOrder:
+        """Return the order of these shards.
+
+        Raises:
+            InvalidFeed: the world and the samples give none.
+        """
+        for first in (0, streaming.sample_in_epoch):
+            if why_not := mosaic.partition(streaming, sum(shard_sizes), first).why_not():
+                raise InvalidFeed(path, why_not)
+        return cls(streaming, shard_sizes)
+
+    async def numbers(self, step: int, rank: int) -> tuple[Numbers, Numbers]:
+        """Return samples and epochs."""
+        later, batch = divmod(step - self._first_count, self._whole_count) if step >= self._first_count else (-1, step)
+        part = self._first if later < 0 else self._whole
+        epoch = self._streaming.epoch + 1 + later
+        size = self._streaming.batch_size
+        places = part.places(rank, batch * size, min(part.per_rank, (batch + 1) * size))
+        if self._streaming.shuffle:
+            places = (await self._shuffled.get(epoch))[places].astype(np.int64)
+        return places, np.full(len(places), epoch, np.int64)
+
+    async def _shuffle(self, epoch: int) -> Numbers:
+        order = await asyncio.to_thread(mosaic.shuffled, self._streaming, self._sizes, epoch)
+        return order.astype(np.min_scalar_type(len(order)), copy=False)  # half the memory, or less
+
+
+class IndexedFeed:
+    """An order of sample numbers, cut into steps and ranks."""
+
+    def __init__(self, job: Job, order: Order, samples: Bytes) -> None:
+        files = [*samples.entries, *order.files]
+        self._job = job
         self._order = order
         self._samples = samples
-        self._count = order.rows if order else samples.count
-        self._steps = range(batching.step_count(batches, self._count))
         self._mtime_ns = max(entry.version.mtime_ns for _, entry in files)
         self._fill = filler(job, version_of(files))
-        if not self._steps:
-            where = files[-1][0]
-            raise InvalidFeed(where, f"{self._count} samples are less than one batch of the whole world")
+        if not order.steps:
+            raise InvalidFeed(files[-1][0], f"{order.count} samples are less than one batch of the whole world")
 
     @property
     def mtime_ns(self) -> int:
@@ -60,39 +158,28 @@ class IndexedFeed:
 
     async def steps(self) -> Sequence[int]:
         """Return all steps of the order."""
-        return self._steps
+        return self._order.steps
 
     async def ranks(self, step: int) -> Sequence[int]:
         """Return the whole world."""
-        return range(self._batches.world_size if step in self._steps else 0)
+        return range(self._order.world_size if step in self._order.steps else 0)
 
     async def group(self, step: int, rank: int) -> Sequence[Sample]:
         """Return what a rank reads in a step, by slot."""
-        if step not in self._steps or not 0 <= rank < self._batches.world_size:
+        if step not in self._order.steps or not 0 <= rank < self._order.world_size:
             return ()
-        places = batching.positions(self._batches, step, rank)
-        numbers = await self._numbers(places)
+        numbers, epochs = await self._order.numbers(step, rank)
         found = await self._samples.find(numbers)
         return [
             self._fill(
                 Sample(
                     self._job.name, step, rank, slot, sample_id, source, *ranges[0],
-                    seed=seed_of(self._job.seed, sample_id, int(place) // self._samples.count),
+                    seed=seed_of(self._job.seed, sample_id, int(epoch)),
                     more=ranges[1:],
                 )
             )
-            for slot, (place, (sample_id, source, ranges)) in enumerate(zip(places, found, strict=True))
+            for slot, (epoch, (sample_id, source, ranges)) in enumerate(zip(epochs, found, strict=True))
         ]  # fmt: skip
-
-    async def _numbers(self, places: Numbers) -> Numbers:
-        if self._order is None:
-            return places
-        numbers = await self._order.take(places)
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= self._samples.count))
-        if len(wrong):
-            row, number = places[wrong[0]], numbers[wrong[0]]
-            raise InvalidFeed(self._order.path, f"row {row}: names sample {number} of {self._samples.count}")
-        return numbers
 
 
 def version_of(files: Sequence[tuple[LakePath, Entry]]) -> str:

@@ -6,7 +6,7 @@ from vfs.model import LakePath
 from vfs.samples import jobs
 from vfs.samples.feeds.arrow import ArrowFeed
 from vfs.samples.feeds.bins import BinsFeed
-from vfs.samples.feeds.indexed import IndexedFeed
+from vfs.samples.feeds.indexed import BatchedOrder, IndexedFeed, MosaicOrder
 from vfs.samples.feeds.numbers import NumberFile
 from vfs.samples.feeds.protocol import Feed, Lake
 from vfs.samples.feeds.shards import Mds, Tars
@@ -32,17 +32,21 @@ async def open_feed(lake: Lake, job: jobs.Job, directory: LakePath) -> Feed:
             order = await NumberFile.open(lake, LakePath(f"{path}-shuffle_index.npy"))
             data = jobs.lake_path(feed.data, directory)
             documents = await Documents.open(lake, path, data, add_extra_token=feed.add_extra_token)
-            return IndexedFeed(job, feed.batches, order, documents)
+            return IndexedFeed(job, BatchedOrder(feed.batches, order, documents.count), documents)
         case jobs.IndicesSource():
             order = await NumberFile.open(lake, path, plain=feed.index_dtype)
             files = [jobs.lake_path(file, directory) for file in feed.data]
-            return IndexedFeed(job, feed.batches, order, await Chunks.open(lake, files, feed.dtype, feed.chunk_tokens))
+            chunks = await Chunks.open(lake, files, feed.dtype, feed.chunk_tokens)
+            return IndexedFeed(job, BatchedOrder(feed.batches, order, chunks.count), chunks)
         case jobs.MdsSource():
             mds = await Mds.open(lake, path, feed.column)
-            return IndexedFeed(job, feed.batches, await _order(lake, feed.order, directory), mds)
+            if feed.streaming is not None:
+                return IndexedFeed(job, MosaicOrder.open(feed.streaming, mds.shard_sizes, path), mds)
+            assert feed.batches is not None, "the document was checked"
+            return IndexedFeed(job, BatchedOrder(feed.batches, await _order(lake, feed.order, directory), mds.count), mds)
         case jobs.TarSource():
             tars = await Tars.open(lake, path, feed.part)
-            return IndexedFeed(job, feed.batches, await _order(lake, feed.order, directory), tars)
+            return IndexedFeed(job, BatchedOrder(feed.batches, await _order(lake, feed.order, directory), tars.count), tars)
 
 
 async def _order(lake: Lake, path: str, directory: LakePath) -> NumberFile | None:

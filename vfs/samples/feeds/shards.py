@@ -132,6 +132,7 @@ class Mds:
 
     Attributes:
         count, entries: as `Bytes`.
+        shard_sizes: samples of each shard.
 
     Invariant: shards in `_counted` hold as many samples as `index.json` says; their version is pinned.
     """
@@ -143,7 +144,8 @@ class Mds:
         self._shards = shards
         self._column = column
         self._counted: set[int] = set()
-        self._ends = np.cumsum([shard.samples for shard, _, _ in shards])
+        self.shard_sizes = [shard.samples for shard, _, _ in shards]
+        self._ends = np.cumsum(self.shard_sizes)
         self.count = int(self._ends[-1])
         self.entries: Sequence[tuple[LakePath, Entry]] = [index, *((path, entry) for _, path, entry in shards)]
 

@@ -1,0 +1,105 @@
+"""The order of MosaicML Streaming: compared with what mosaicml-streaming 0.13.0 gave, and its promise of elasticity."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from vfs.errors import InvalidFeed
+from vfs.samples import jobs
+from vfs.samples.feeds import mosaic
+from vfs.samples.jobs import Streaming
+
+SHARDS = [7, 5, 9, 4, 8]
+GAVE = {
+    ("py1e", 0, 0): [[29, 25, 26, 32, 30, 31, 27, 28, 28], [16, 19, 14, 13, 15, 18, 20, 17, 17],
+                     [1, 2, 3, 5, 0, 12, 6, 4, 4], [7, 8, 10, 11, 24, 22, 9, 23, 21]],
+    ("py1e", 3, 8): [[32, 28, 27, 26, 30, 31, 31], [18, 19, 20, 13, 15, 17, 17], [2, 6, 1, 4, 5, 0, 0],
+                     [8, 21, 11, 23, 7, 24, 22]],
+    ("py1br", 3, 8): [[31, 29, 25, 28, 30, 32, 32], [16, 20, 19, 17, 18, 13, 13], [0, 4, 3, 12, 5, 6, 6],
+                      [10, 22, 9, 21, 23, 7, 24]],
+    ("py1s", 3, 8): [[32, 28, 27, 26, 30, 31, 31], [14, 18, 17, 13, 20, 19, 19], [2, 1, 4, 5, 0, 3, 3],
+                     [10, 8, 11, 24, 23, 21, 22]],
+    ("py2s", 3, 8): [[25, 31, 28, 30, 26, 29, 29], [15, 20, 18, 19, 16, 14, 14], [5, 4, 2, 1, 3, 13, 13],
+                     [22, 24, 7, 10, 8, 11, 9]],
+    ("naive", 3, 8): [[2, 16, 22, 26, 10, 29, 29], [20, 7, 27, 11, 31, 12, 12], [4, 9, 13, 5, 23, 15, 15],
+                      [3, 6, 19, 18, 17, 21, 30]],
+}  # fmt: skip
+"""What each of four ranks reads, by (algorithm, epoch, samples read before)."""
+
+
+def read(streaming: Streaming, sizes: list[int], epoch: int, first: int = 0) -> list[list[int]]:
+    part, order = mosaic.partition(streaming, sum(sizes), first), mosaic.shuffled(streaming, sizes, epoch)
+    assert part.why_not() == ""
+    ranks = range(streaming.nodes * streaming.ranks_per_node)
+    return [order[part.places(rank, 0, part.per_rank)].tolist() for rank in ranks]
+
+
+@pytest.mark.parametrize(("algorithm", "epoch", "first"), GAVE, ids=str)
+def test_each_rank_reads_what_the_library_gives_it(algorithm: str, epoch: int, first: int) -> None:
+    streaming = Streaming(
+        ranks_per_node=2, batch_size=3, nodes=2, shuffle=True, shuffle_algo=algorithm,  # type: ignore[arg-type]
+        shuffle_seed=17, shuffle_block_size=10, num_canonical_nodes=4,
+    )  # fmt: skip
+    assert read(streaming, SHARDS, epoch, first) == GAVE[algorithm, epoch, first]
+
+
+def test_samples_are_repeated_where_the_world_does_not_divide_them_as_the_library_repeats_them() -> None:
+    """Four nodes that share two canonical ones: both kinds of filling up."""
+    assert read(Streaming(ranks_per_node=2, batch_size=3, nodes=4, num_canonical_nodes=2), SHARDS, 0) == [
+        [0, 4, 8, 12, 15], [2, 6, 10, 14, 14], [16, 20, 24, 28, 32], [18, 22, 26, 30, 30],
+        [1, 5, 9, 13, 15], [3, 7, 11, 15, 15], [17, 21, 25, 29, 31], [19, 23, 27, 31, 31],
+    ]  # fmt: skip
+
+
+@given(
+    some.sampled_from(("py1e", "py1br", "py1s", "py2s", "naive")), some.lists(some.integers(1, 30), min_size=8), some.data()
+)
+def test_order_is_a_permutation_and_the_same_for_every_world(algorithm: str, sizes: list[int], data: some.DataObject) -> None:
+    epoch = data.draw(some.integers(0, 3))
+
+    def global_order(nodes: int, ranks: int) -> list[int]:
+        streaming = Streaming(
+            ranks_per_node=ranks, batch_size=1, nodes=nodes, shuffle=True, shuffle_algo=algorithm,  # type: ignore[arg-type]
+            num_canonical_nodes=4, shuffle_block_size=8,
+        )  # fmt: skip
+        by_rank = np.array(read(streaming, sizes, epoch))
+        return by_rank.reshape(nodes, ranks, -1).transpose(2, 1, 0).reshape(-1).tolist()
+
+    one = global_order(1, 1)
+    assert set(one) == set(range(sum(sizes)))
+    assert global_order(2, 1)[: len(one)] == global_order(4, 1)[: len(one)] == one
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"nodes": 3, "num_canonical_nodes": 2}, "don't divide each other"),
+        ({"num_canonical_nodes": 64}, "too few for 64 canonical nodes"),
+        ({"ranks_per_node": 40}, "too few for its 40 ranks"),
+        ({"nodes": 32, "num_canonical_nodes": 1}, "too few for 32 nodes"),
+        ({"nodes": 16, "num_canonical_nodes": 1}, ""),
+    ],
+)
+def test_world_for_which_there_is_no_order_says_why(changed: dict[str, int], said: str) -> None:
+    streaming = Streaming(**{"ranks_per_node": 1, "batch_size": 3, **changed})
+    why_not = mosaic.partition(streaming, sum(SHARDS)).why_not()
+    assert said in why_not and bool(said) == bool(why_not)
+
+
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        ("", "needs batches"),
+        ('order = "o.npy"\nstreaming = { ranks_per_node = 1, batch_size = 1 }', "streaming alone"),
+        ("batches = { world_size = 1, batch_size = 1 }\nstreaming = { ranks_per_node = 1, batch_size = 1 }", "or else"),
+        ("streaming = { ranks_per_node = 0, batch_size = 1 }", "ranks_per_node: is less than 1"),
+        ("streaming = { ranks_per_node = 1, batch_size = 1, shuffle_block_size = 1 }", "shuffle_block_size"),
+        ('streaming = { ranks_per_node = 1, batch_size = 1, shuffle_algo = "py1b" }', "shuffle_algo"),
+    ],
+)
+def test_document_that_gives_no_order_or_two_is_refused(feed: str, said: str) -> None:
+    with pytest.raises(InvalidFeed, match=said):
+        jobs.parse(f'[feed]\nkind = "mds"\npath = "index.json"\n{feed}', "run.toml", "run")
