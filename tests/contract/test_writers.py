@@ -314,6 +314,7 @@ async def test_an_object_takes_the_place_of_the_one_before(target: Target) -> No
     assert await content_of(target, FINAL) == b"short"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a b", "100%", "%41", "é", "日本", "a#b", "a?b=c", "a&b", "a+b", "'a'", "a,b;c", "a%2Fb"])
 async def test_odd_names_are_written_as_they_are(target: Target, name: str) -> None:
     path = SitePath(f"odd/{name}/{name}")

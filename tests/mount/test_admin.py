@@ -201,6 +201,7 @@ def test_foreign_page_can_change_nothing(mount: Observed) -> None:
     assert (status, json.loads(body)["error"]["kind"]) == (403, "Denied")
 
 
+@pytest.mark.slow
 def test_events_tell_what_happens(mount: Observed) -> None:
     events = subprocess.Popen(
         ["curl", "-sN", "--unix-socket", mount.lake.run_dir.admin_socket, "http://localhost/v1/events?seconds=8"],

@@ -87,6 +87,7 @@ def test_listing_a_step_costs_no_content(lake: JobsLake) -> None:
     assert not [call for call in lake.samples.asked(wire.Content) if call.path.startswith("listed")]
 
 
+@pytest.mark.slow
 @without_open
 def test_placed_sample_costs_its_reader_no_request_and_its_directory_one_lookup(lake: JobsLake) -> None:
     directory, contents = fill(lake, "placed")
@@ -100,6 +101,7 @@ def test_placed_sample_costs_its_reader_no_request_and_its_directory_one_lookup(
     assert lake.samples.asked(wire.Entered)[-1] == wire.Entered(directory)
 
 
+@pytest.mark.slow
 def test_each_placing_of_a_rank_is_entered_once_and_in_order(lake: JobsLake) -> None:
     for step in (1, 2, 3):
         directory, contents = fill(lake, "progress", 3, step=step)
@@ -308,6 +310,7 @@ def test_jobs_that_was_unmounted_by_hand_is_mounted_again(lake: JobsLake) -> Non
     assert len([entry for entry in mountinfo.read() if entry.mountpoint == str(lake.jobs)]) == 1
 
 
+@pytest.mark.slow
 def test_lake_with_samples_is_unmounted_in_order_while_samples_are_cached() -> None:
     with jobs_mounted() as lake:
         directory, contents = fill(lake, "last", 5)

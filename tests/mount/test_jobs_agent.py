@@ -40,6 +40,7 @@ def step_of(lake: Lake, step: int) -> Path:
     return lake.root / ".jobs" / "run" / f"step_{step:07d}"
 
 
+@pytest.mark.slow
 def test_ranks_read_their_schedule_as_plain_files_and_only_reading_makes_progress(tmp_path: Path) -> None:
     with lake_with("run", tmp_path) as (lake, schedule):
         assert sorted(os.listdir(lake.root / ".jobs" / "run"))[:2] == [".raw", "by-id"]
@@ -60,6 +61,7 @@ def test_ranks_read_their_schedule_as_plain_files_and_only_reading_makes_progres
         ]
 
 
+@pytest.mark.slow
 def test_tree_of_a_step_is_copied_byte_by_byte_and_by_name(tmp_path: Path) -> None:
     with lake_with("run", tmp_path, webdataset) as (lake, schedule):
         shutil.copytree(step_of(lake, 1), tmp_path / "copy")
@@ -97,6 +99,7 @@ def test_upgrade_takes_samples_along_and_no_reader_notices(tmp_path: Path) -> No
         assert all(lake.pid(process) != pid for process, pid in before.items())
 
 
+@pytest.mark.slow
 def test_lake_without_samples_has_no_second_mount_and_no_process_more(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     with mounted(DISK, tmp_path) as lake:

@@ -158,6 +158,7 @@ def test_killed_children_are_replaced_and_no_reader_notices(mounted: Mounted) ->
     assert mounted.state().worker.last_exit == "killed by SIGKILL"
 
 
+@pytest.mark.slow
 def test_killed_keeper_takes_its_children_along_and_the_next_one_detaches_the_dead_mount(mounted: Mounted) -> None:
     for _ in range(5):
         pid = mounted.start()
@@ -400,6 +401,7 @@ def test_mount_command_refuses_a_live_mount_before_starting_anything(
         mount._check_host(str(mounted.mountpoint))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [("worker",), ("keeper",), ("agent",), ("keeper", "worker", "agent")], ids="+".join)
 def test_status_and_doctor_answer_in_two_seconds_and_say_what_to_do_while_processes_are_stopped(
     mounted: Mounted, stopped: tuple[str, ...]

@@ -219,6 +219,7 @@ class TestReading:
         with os.scandir(lake.root / "many") as entries:
             assert {entry.name: entry.stat().st_size for entry in entries} == expected
 
+    @pytest.mark.slow
     def test_listing_attributes_cost_no_lookup_per_name(self, lake: Lake) -> None:
         for index in range(300):
             (lake.base / "disk/other" / f"f{index}").write_bytes(b"")

@@ -77,6 +77,7 @@ print(json.dumps(facts))
 """
 
 
+@pytest.mark.slow
 def test_ordinary_user_mounts_reads_writes_and_fetches(wan_origin: WanOrigin, wan_root: Path) -> None:
     (wan_root / "big").write_bytes(BIG)
     with tempfile.TemporaryDirectory(prefix="foremount-user-") as made:

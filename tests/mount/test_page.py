@@ -161,6 +161,7 @@ def test_changed_document_is_read_and_shown(browser: Chrome, mount: Observed) ->
     shows(browser, "#events", "in force")
 
 
+@pytest.mark.slow
 def test_site_that_goes_is_named_as_trouble_and_its_return_is_told(
     browser: Chrome, mount: Observed, wan_origin: WanOrigin
 ) -> None:

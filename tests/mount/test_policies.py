@@ -111,6 +111,7 @@ def test_rewritten_file_is_seen_once_a_changed_document_asks_for_it(lake: Lake, 
     assert (lake.root / "data/rewritten/file").read_bytes() == b"and once more"  # close-to-open: the very next open
 
 
+@pytest.mark.slow
 def test_new_name_is_seen_once_a_changed_document_asks_for_it(lake: Lake, site: Path) -> None:
     assert os.listdir(lake.root / "data/added") == []
     (site / "data/added/one").write_bytes(b"x")
@@ -143,6 +144,7 @@ def test_working_directory_and_open_file_survive_names_that_expire(lake: Lake, s
         assert reader.communicate("on\n")[0] == f"{lake.root}/data/held held\n"
 
 
+@pytest.mark.slow
 def test_own_document_wins_over_the_shipped_one_named_after_it(lake: Lake, site: Path) -> None:
     put_in_force(lake, 'staleness = "ttl=7s", listing_ttl = "9s"', 'path = "data/**"')
     (site / "data/own/any").write_bytes(b"x")
@@ -156,6 +158,7 @@ def test_own_document_wins_over_the_shipped_one_named_after_it(lake: Lake, site:
     assert "site/all, line 3" in lake.command("explain", "data/own/any", "--mountpoint", str(lake.root)).stdout
 
 
+@pytest.mark.slow
 def test_broken_document_is_refused_whole_and_the_set_before_outlives_its_processes(lake: Lake, site: Path) -> None:
     (site / "data/kept/file").write_bytes(b"old")
     assert (lake.root / "data/kept/file").read_bytes() == b"old"
@@ -205,6 +208,7 @@ def test_reload_by_command_says_what_changed_and_is_written_down(lake: Lake, sit
     assert written[0]["who"] in (0, "file change")  # whoever was first
 
 
+@pytest.mark.slow
 def test_deadline_of_a_path_ends_its_calls_and_no_others(lake: Lake, site: Path, wan_origin: WanOrigin) -> None:
     put_in_force(lake, 'deadline = "1s"', 'path = "slow/**"')
     assert os.stat(lake.root / "slow/file").st_size == 4
@@ -218,6 +222,7 @@ def test_deadline_of_a_path_ends_its_calls_and_no_others(lake: Lake, site: Path,
     assert (lake.root / "slow/file").read_bytes() == b"slow"
 
 
+@pytest.mark.slow
 def test_reloads_under_reading_processes_fail_no_call(lake: Lake, site: Path) -> None:
     for index in range(50):
         (site / f"data/steady/{index}").write_bytes(b"%d" % index * 1000)

@@ -38,6 +38,7 @@ def lake(wan_origin_server: WanOrigin, checkpoint: Tensors) -> Iterator[Lake]:
         yield lake
 
 
+@pytest.mark.slow
 def test_tensors_cost_few_requests_of_the_kernel(lake: Lake, checkpoint: Tensors) -> None:
     file = lake.root / "few/model.safetensors"
     before = lake.requests("read")
@@ -63,6 +64,7 @@ def test_threads_that_go_through_a_file_in_several_orders_see_its_bytes(lake: La
     assert found == []
 
 
+@pytest.mark.slow
 def test_readers_see_the_right_bytes_while_workers_are_killed(lake: Lake, wan_origin: WanOrigin) -> None:
     wan_origin.shape(rtt_ms=20, mbit=200)  # a second for the file: workers die in the middle of pushes
     argv = [sys.executable, "-m", "tests.mount.tensors", str(lake.root / "kills/model.safetensors")]

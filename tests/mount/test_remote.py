@@ -89,6 +89,7 @@ def test_every_file_has_the_bytes_of_the_origin(lake: Lake, wan_origin: WanOrigi
         assert (lake.root / name).stat().st_size == (origin / name).stat().st_size
 
 
+@pytest.mark.slow
 def test_small_file_that_was_read_before_costs_an_open_and_a_release(lake: Lake) -> None:
     path = lake.root / "class1/29.jpg"
     assert path.read_bytes() == b"x" * 29
@@ -169,6 +170,7 @@ def test_evicted_tree_is_fetched_again(lake: Lake, wan_origin: WanOrigin) -> Non
     assert wan_origin.stats()["by_path"][f"/{origin.name}/gone/evicted"]["bytes"] == len(BIG)
 
 
+@pytest.mark.slow
 def test_fetched_tree_is_read_without_agent_and_origin(lake: Lake, wan_origin: WanOrigin) -> None:
     origin = origin_root(lake, wan_origin)
     lake.command("fetch", str(lake.root))
@@ -259,6 +261,7 @@ def test_held_version_keeps_its_bytes_while_the_new_one_is_read(brief: Lake, wan
         assert os.fstat(held.fileno()).st_ino != path.stat().st_ino
 
 
+@pytest.mark.slow
 def test_rewrite_of_the_same_size_is_noticed(brief: Lake, wan_origin: WanOrigin) -> None:
     """D51"""
     origin = origin_root(brief, wan_origin)

@@ -74,6 +74,7 @@ def helper() -> Iterator[Path]:
     installed.unlink()
 
 
+@pytest.mark.slow
 def test_mount_by_type_as_fstab_does_twice_and_read_only(place: Place, helper: Path) -> None:
     fstab = place.base / "fstab"
     where = str(place.root).replace(" ", "\\040")
@@ -140,6 +141,7 @@ def slurm_environ(place: Place) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_epilog_says_what_is_not_at_its_origin_when_its_time_is_up(
     place: Place, wan_origin: WanOrigin, wan_root: Path
 ) -> None:

@@ -17,6 +17,7 @@ from tests.servers.collector import collector
 pytestmark = MOUNT
 
 
+@pytest.mark.slow
 def test_read_that_waits_for_its_origin_comes_to_the_collector(wan_origin: WanOrigin, wan_root: Path) -> None:
     (wan_root / "file").write_bytes(b"x" * 300_000)
     with collector() as receiver:

@@ -183,6 +183,7 @@ def test_what_is_not_uploaded_at_the_end_of_a_mount_is_by_the_next_one(nginx: Ng
     assert (root / "run/a").read_bytes() == BIG
 
 
+@pytest.mark.slow
 def test_fsync_fails_where_the_origin_takes_no_more(nginx: Nginx) -> None:
     (nginx.root / "small").mkdir(exist_ok=True)
     config = DAV.replace("URL", f"{nginx.url}/small/small/").replace("TTL", "60s").replace('"webdav"', '"put"')

@@ -217,6 +217,7 @@ def test_random_changes_end_as_on_the_disk_however_often_the_worker_is_killed(la
     run(lake, kills=True, examples=15, steps=50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_operations_on_one_file_leave_what_they_say(lake: Lake, seed: int) -> None:
     Fsx(lake.root / "work" / f"fsx-{seed}", seed).run(1500)

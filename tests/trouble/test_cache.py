@@ -90,6 +90,7 @@ def test_flipped_byte_in_a_partly_cached_file_is_fetched_again_and_counted(
         assert (lake.root / "big").read_bytes() == BIG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-passthrough",)], ids=["passthrough", "page cache"])
 def test_flipped_byte_in_a_complete_file_is_never_served(
     wan_origin: WanOrigin, wan_root: Path, options: tuple[str, ...]
@@ -104,6 +105,7 @@ def test_flipped_byte_in_a_complete_file_is_never_served(
         assert fetches_of(lake)["blocks_broken"] == 1
 
 
+@pytest.mark.slow
 def test_flipped_byte_is_an_error_and_not_a_wrong_byte_while_the_origin_is_away(
     wan_origin: WanOrigin, wan_root: Path
 ) -> None:
@@ -279,6 +281,7 @@ def test_cap_is_never_exceeded_while_three_times_as_much_is_read(wan_origin: Wan
         assert fetches_of(lake)["used"] <= cap
 
 
+@pytest.mark.slow
 def test_full_cache_disk_is_bypassed(wan_origin: WanOrigin, wan_root: Path) -> None:
     """D78: ENOSPC"""
     files = {f"f{index}": random.Random(index).randbytes(6 * MIB) for index in range(16)}
@@ -299,6 +302,7 @@ def test_cache_directory_inside_the_mount_point_is_refused(wan_origin: WanOrigin
         pass
 
 
+@pytest.mark.slow
 def test_second_daemon_on_one_cache_directory_is_refused(wan_origin: WanOrigin, wan_root: Path) -> None:
     """D82"""
     (wan_root / "f").write_bytes(b"content")

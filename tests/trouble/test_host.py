@@ -50,6 +50,7 @@ def disk_lake(base: Path, **files: bytes) -> Iterator[Lake]:
         yield lake
 
 
+@pytest.mark.slow
 def test_bug_in_a_handler_is_an_errno_and_one_record_and_the_worker_lives(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -67,6 +68,7 @@ def test_bug_in_a_handler_is_an_errno_and_one_record_and_the_worker_lives(
         assert lake.log("worker").count("ZeroDivisionError: a bug") == 1
 
 
+@pytest.mark.slow
 def test_signals_do_not_reach_a_reader_of_a_slow_origin(wan_origin: WanOrigin, wan_root: Path) -> None:
     """D37"""
     (wan_root / "f").write_bytes(os.urandom(2 << 20))

@@ -58,6 +58,7 @@ def test_no_reader_notices_killed_workers_of_jobs() -> None:
         assert lake.samples.greeted == KILLS + 1
 
 
+@pytest.mark.slow
 def test_one_killed_worker_of_each_connection_is_not_noticed() -> None:
     with jobs_mounted() as lake:
         contents = fill(lake)
@@ -69,6 +70,7 @@ def test_one_killed_worker_of_each_connection_is_not_noticed() -> None:
         assert (lake.root / "plain").read_bytes() == b"plain"
 
 
+@pytest.mark.slow
 def test_worker_killed_while_it_fills_the_page_cache_leaves_no_process_behind_and_its_successor_goes_on() -> None:
     before = primers()
     with jobs_mounted() as lake:
@@ -83,6 +85,7 @@ def test_worker_killed_while_it_fills_the_page_cache_leaves_no_process_behind_an
     wait_until(lambda: not set(primers()) - set(before), "the last primer has ended")
 
 
+@pytest.mark.slow
 def test_killed_primer_is_replaced_with_the_next_placing() -> None:
     before = primers()
     with jobs_mounted() as lake:

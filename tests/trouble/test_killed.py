@@ -128,6 +128,7 @@ def test_worker_and_agent_killed_together_are_not_noticed(wan_origin: WanOrigin,
     readers.check()
 
 
+@pytest.mark.slow
 def test_directory_stream_goes_on_over_a_killed_worker(scratch: Path) -> None:
     (scratch / "disk").mkdir()
     names = {f"{index:05d}" for index in range(3000)}
@@ -152,6 +153,7 @@ def test_remote_directory_stream_goes_on_over_a_killed_worker(wan_origin: WanOri
     assert sorted(found) == sorted(names)
 
 
+@pytest.mark.slow
 def test_file_being_written_is_complete_though_the_worker_was_killed(scratch: Path) -> None:
     (scratch / "disk").mkdir()
     block = random.Random(6).randbytes(1 << 20)
@@ -182,6 +184,7 @@ def test_held_replaced_file_survives_the_worker_in_passthrough(scratch: Path) ->
         assert (lake.root / "big").stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.slow
 def test_uncached_read_waits_for_the_next_agent(wan_origin: WanOrigin, wan_root: Path) -> None:
     with remote_lake(wan_origin, wan_root) as (lake, files):
         os.stat(lake.root / "big")
@@ -198,6 +201,7 @@ def test_uncached_read_waits_for_the_next_agent(wan_origin: WanOrigin, wan_root:
         assert (lake.root / "dir/3").read_bytes() == files["dir/3"]
 
 
+@pytest.mark.slow
 def test_stopped_agent_does_not_stop_local_and_cached_reads(wan_origin: WanOrigin, wan_root: Path) -> None:
     with remote_lake(wan_origin, wan_root, deadline="2s") as (lake, files):
         lake.command("fetch", str(lake.root / "dir"))
@@ -216,6 +220,7 @@ def test_stopped_agent_does_not_stop_local_and_cached_reads(wan_origin: WanOrigi
         wait_until(lambda: reads(lake.root / "big") == files["big"], "an agent that answers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["worker", "agent", "keeper"])
 def test_status_answers_in_two_seconds_and_says_so_while_a_process_stands_still(scratch: Path, process: str) -> None:
     """D04"""
@@ -233,6 +238,7 @@ def test_status_answers_in_two_seconds_and_says_so_while_a_process_stands_still(
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_stopped_worker_is_replaced_or_goes_on(scratch: Path) -> None:
     with local_lake(scratch) as (lake, files):
         pid = lake.pid("worker")

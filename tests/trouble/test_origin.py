@@ -75,6 +75,7 @@ def test_a_body_that_is_reset_after_each_megabyte_is_resumed(lake: Lake, wan_ori
     assert (lake.root / "cut").read_bytes() == BODY
 
 
+@pytest.mark.slow
 def test_no_reader_notices_that_every_twentieth_answer_is_an_error(lake: Lake, wan_origin: WanOrigin) -> None:
     before = lake.status()["agent_says"]["fetches"]["retries"]
     os.listdir(lake.root / "busy")
@@ -136,6 +137,7 @@ def test_a_server_without_ranges_is_read_from_the_start_and_refused_further_in(l
             assert exc.errno == errno.EIO
 
 
+@pytest.mark.slow
 def test_a_black_hole_is_an_error_at_the_deadline_and_ends_with_it(lake: Lake, wan_origin: WanOrigin) -> None:
     """Without another replica. Whoever reads something else at that time does not wait."""
     os.stat(lake.root / "stalled/one")

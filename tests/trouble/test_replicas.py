@@ -148,6 +148,7 @@ def test_a_denial_is_not_got_around_by_way_of_the_origin(lake: Lake, wan_origin:
     assert explain(lake, "denied/denied")["replicas"][0]["why"].startswith("denies access")
 
 
+@pytest.mark.slow
 def test_a_site_that_falls_silent_within_a_file_is_replaced_by_another(lake: Lake, wan_origin: WanOrigin) -> None:
     """The origin comes first by policy and stops in the middle of each body; its connections stay open."""
     os.stat(lake.root / "second/blackhole")

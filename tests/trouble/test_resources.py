@@ -67,7 +67,7 @@ def slow_disk(operations_s: int) -> Iterator[Path]:
         subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
         if subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=False).returncode:
             pytest.skip("no loop device can be had here")
-        stack.callback(subprocess.run, ["umount", str(disk)], check=True)
+        stack.callback(wait_until, lambda: not subprocess.run(["umount", str(disk)], check=False).returncode, "the disk is free")
         number = os.stat(disk).st_dev
 
         def throttle(operations_s: int) -> None:
@@ -80,6 +80,7 @@ def slow_disk(operations_s: int) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.slow
 def test_cache_disk_that_takes_a_second_for_each_operation_stops_nobody(wan_origin: WanOrigin, wan_root: Path) -> None:
     """D06"""
     files = {f"f{index}": random.Random(index).randbytes(3 * MIB) for index in range(8)}
@@ -106,6 +107,7 @@ def test_memory_of_a_burst_is_given_back(wan_origin: WanOrigin, wan_root: Path) 
         wait_until(lambda: resident(lake) < before + 48 * MIB, "the memory of the burst")
 
 
+@pytest.mark.slow
 def test_names_that_the_kernel_has_forgotten_leave_the_table(wan_origin: WanOrigin, wan_root: Path) -> None:
     """D23"""
     for directory in range(20):

@@ -138,6 +138,7 @@ def test_version_that_does_not_start_is_rolled_back_and_no_call_fails(scratch: P
         upgrade(mount, ROOT)
 
 
+@pytest.mark.slow
 def test_version_that_can_not_be_imported_is_refused_before_anything_is_restarted(scratch: Path, nginx: Nginx) -> None:
     new = installation(scratch / "new", "9.0.0")
     (new / AGENT).write_text("import something_that_is_not_installed\n")

@@ -24,6 +24,7 @@ TURNS = 60
 """Between kills: half a second or so. A worker that dies sooner is started later and later."""
 
 
+@pytest.mark.slow
 def test_names_that_change_while_they_are_uploaded_do_not_come_back(scratch: Path, nginx: Nginx) -> None:
     with lake(scratch, nginx) as mount, Changing(mount.root / "staged", 2, pause_s=0.02) as clients:
         clients.wait_turns(TURNS)
@@ -119,6 +120,7 @@ def test_what_was_acknowledged_is_there_after_every_process_was_killed(
         assert not [name for name in os.listdir(mount.root / "staged/run") if name.endswith("z")]
 
 
+@pytest.mark.slow
 def test_file_that_is_open_while_the_worker_is_killed_is_closed_by_the_next_one(scratch: Path, wan_origin: WanOrigin) -> None:
     """And one that was unlinked while open goes on until then."""
     with lake(scratch, wan_origin) as mount:

@@ -239,6 +239,7 @@ def test_cached_bytes_and_known_names_need_no_agent(running: Agent, text: str) -
     run_worker(running.base, text, body)
 
 
+@pytest.mark.slow
 def test_unreachable_origin_is_an_error_and_not_an_empty_file(running: Agent, text: str, wan_origin: WanOrigin) -> None:
     """D52"""
 
@@ -256,6 +257,7 @@ def test_unreachable_origin_is_an_error_and_not_an_empty_file(running: Agent, te
     run_worker(running.base, text, body, deadline_s=3.0)
 
 
+@pytest.mark.slow
 def test_hanging_origin_ends_at_the_deadline_and_other_files_go_on(running: Agent, text: str, wan_origin: WanOrigin) -> None:
     async def body(worker: Worker) -> None:
         ino, other = await worker.find("big"), await worker.find("d/001")
