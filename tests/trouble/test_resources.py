@@ -67,7 +67,8 @@ def slow_disk(operations_s: int) -> Iterator[Path]:
         subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
         if subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=False).returncode:
             pytest.skip("no loop device can be had here")
-        stack.callback(wait_until, lambda: not subprocess.run(["umount", str(disk)], check=False).returncode, "the disk is free")
+        unmount = ["umount", str(disk)]
+        stack.callback(wait_until, lambda: not subprocess.run(unmount, check=False).returncode, "the disk is free")
         number = os.stat(disk).st_dev
 
         def throttle(operations_s: int) -> None:

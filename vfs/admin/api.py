@@ -310,7 +310,7 @@ class Api:
 
     def _samples(self) -> SampleRooms:
         if self._facts.samples is None:
-            raise Unsupported(".jobs", "shows no samples on this mount", "add a [samples] table to foremount.toml")
+            raise NotFound(".jobs", "shows no samples on this mount", "add a [samples] table to foremount.toml")
         return self._facts.samples
 
     async def trace(self, request: web.Request) -> web.StreamResponse:
@@ -413,7 +413,7 @@ async def _body(request: web.Request, kind: type[QueryT]) -> QueryT:
     """
     _query(request, None)
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
+        return msgspec.json.decode(await request.read(), type=kind, strict=False)  # for JSON 5.0 is an integer
     except msgspec.DecodeError as exc:
         keys = ", ".join(kind.__struct_fields__)
         raise Unsupported("request", f"has no usable body: {exc}", f"send a JSON object of {keys}") from exc
