@@ -233,6 +233,25 @@ async def test_a_file_that_was_read_whole_is_fetched_whole_the_next_time(tmp_pat
         assert at.fetcher.counters.unread_bytes > len(body) // 2
 
 
+async def test_first_tensor_is_wanted_though_its_head_came_with_the_header_when_the_file_was_open_before(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as at:
+        body, places = safetensors(2, 8 * MIB)
+        at.put("a.safetensors", body)
+        key = await at.open("a.safetensors")
+        await at.read(key, 0, 2 * BLOCK)
+        await at.settled()
+        at.objects.close(key)
+        key = await at.open("a.safetensors")
+        await at.settled()
+        last = (places[0][0] + places[0][1] - 1) // 4096 * 4096
+        await at.read(key, last - 2 * BLOCK // 2, 2 * BLOCK)  # a copy touches both ends first, and the kernel has the head
+        await at.settled()
+        assert at.fetched("a.safetensors") > 8 * MIB
+        at.objects.close(key)
+
+
 async def test_a_file_of_which_a_part_was_read_is_not_fetched_whole_the_next_time(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         body, places = safetensors(40, 256 << 10)

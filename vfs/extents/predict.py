@@ -227,6 +227,10 @@ class Prediction:
             self._hit += sum(self._asked.measure(*new) for new in self._evidence.push(offset, offset + length))
         self._live.remove(offset, offset + length)
 
+    def read_so_far(self) -> list[Range]:
+        """Return what was read, ascending."""
+        return [(start, end - start) for start, end in self._evidence.intervals()]
+
     def learned(self) -> Learned | None:
         """Return what this load taught, to be kept for the next one; None: nothing, or it followed no order."""
         read = [] if self._off else self._read_patterns()

@@ -55,6 +55,8 @@ SHARD_KEPT_S = 30.0
 """What is known of a shard that was expected and not opened is kept for so long after the one before it is closed."""
 _PATTERNS_KEPT = 64
 """Layouts of earlier steps, some MB for the largest."""
+_READ_BEFORE_MAX = 64
+"""Intervals kept of an object that was closed: of a header that was looked into, one or two."""
 _ROOM_SHARE = 8
 """Part of the window that has to be free before more is fetched of the next shard: a request for each read would be many."""
 
@@ -130,6 +132,7 @@ class Prefetcher:
         self._readings: dict[ObjectKey, Reading] = {}
         self._ahead: dict[ObjectKey, list[ObjectKey]] = {}  # of each open shard: those that follow
         self._opened_last: OrderedDict[str, str] = OrderedDict()  # of each series
+        self._read_before: OrderedDict[ObjectKey, list[Range]] = OrderedDict()  # what the kernel may have of closed objects
         self._patterns: OrderedDict[str, Patterns] = OrderedDict()  # of files of earlier steps, by their names
         self.on_expect: Callable[[ObjectKey, list[Range]], None] = lambda _key, _ranges: None
         self.on_layout: Callable[[Identity, Layout, Learned | None], None] = lambda *_: None
@@ -160,6 +163,9 @@ class Prefetcher:
         self._strike_out(key)
         if reading.prediction is not None:
             log.debug("%s: read to the end: %s", reading.identity.path, reading.prediction.explain())
+            self._read_before[key] = reading.prediction.read_so_far()[:_READ_BEFORE_MAX]
+            if len(self._read_before) > _PATTERNS_KEPT:
+                self._read_before.popitem(last=False)
             found = reading.prediction.learned()
             if found is not None:
                 self._lessons.keep(reading.identity, found)
@@ -270,6 +276,8 @@ class Prefetcher:
         reading.prediction = Prediction(
             patterns.layout, learned=taught, whole=_reads_all(taught), patterns=patterns, knobs=self._knobs
         )
+        for offset, length in self._read_before.get(reading.identity.key, ()):  # who looked at a header reads on behind it
+            reading.prediction.pushed(offset, length)
 
     # Those that follow
 
