@@ -575,6 +575,11 @@ def can_be_written(site: SiteConfig) -> bool:
             return True
 
 
+def directories(config: Config) -> dict[SiteName, str]:
+    """Return where the sites whose files lie on this host have them."""
+    return {SiteName(name): site.path for name, site in config.sites.items() if isinstance(site, LocalSite)}
+
+
 def local_path(site: LocalSite, root: SitePath, below: str = "") -> str:
     """Return where a path below `root` of a local site lies on this host."""
     return os.path.join(site.path, join(root, below)) if root or below else site.path

@@ -9,6 +9,7 @@ to the mount, a *site path* to the root of a site.
 from __future__ import annotations
 
 import enum
+import os
 from typing import NewType
 
 import msgspec
@@ -67,6 +68,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     version: Version
     mode: int | None = None
     target: str = ""
+
+
+def version_of(info: os.stat_result) -> Version:
+    """Return the version that this stat of a file of this host states: what a `local` site says of it."""
+    return Version(info.st_size, info.st_mtime_ns, f"{info.st_dev:x}-{info.st_ino:x}")
 
 
 def object_key(site: SiteName, path: SitePath, version: Version) -> ObjectKey:

@@ -149,7 +149,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             on_answer=fetcher.hint,
             spawn=tasks.spawn,
         )
-        published = Published(mounts, fetcher, Place(socket.gethostname()))
+        published = Published(mounts, fetcher, Place(socket.gethostname()), config.directories(loaded))
         holding = Holding(mounts, fetcher, replicas, rules, published)
         prefetcher = Prefetcher(
             fetcher,

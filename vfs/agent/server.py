@@ -140,7 +140,8 @@ class _Worker:
                 if key in self.opened:  # one hold for each connection, however often its worker opens the object
                     self._server.objects.close(key)
                 self.opened.add(key)
-                return wire.Opened(root)
+                copy = self._server.objects.here(key)
+                return wire.Opened(root) if copy is None else wire.Opened(root, *copy)
             case wire.Need(key, offset, length, broken):
                 return wire.Ready(await self._server.objects.need(key, offset, length, broken=broken))
             case _:

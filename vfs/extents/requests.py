@@ -71,6 +71,7 @@ class Served(NamedTuple):
     Attributes:
         copy: that served it, or could have.
         fell_back: the origin or another replica served it all the same.
+        opened: it lies on this host, and was opened: what is read from it, the kernel alone knows.
     """
 
     copy: Identity
@@ -79,6 +80,7 @@ class Served(NamedTuple):
     length: int
     seconds: float
     fell_back: bool = False
+    opened: bool = False
 
 
 class Requests:

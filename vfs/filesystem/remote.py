@@ -20,6 +20,7 @@ from vfs.extents.placement import is_same, served_here
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
 from vfs.filesystem.beneath import open_beneath
+from vfs.filesystem.copyhere import copy_here
 from vfs.filesystem.expected import PAGE, PUSH_BYTES_MIN, Expected
 from vfs.filesystem.local import LocalSource
 from vfs.filesystem.reads import ReadReports
@@ -184,7 +185,7 @@ class RemoteTree:
         source = ObjectSource(path, key, version, self._agent, self._objects, self._reports, self._expected, deadline_s)
         source.root = self._cache_root
         if version.size >= PASSTHROUGH_BYTES_MIN and not source.open_complete():
-            await source.open_with_agent()
+            return copy_here(path, await source.open_with_agent(), source)
         return source
 
     def _open_replica(self, path: LakePath, version: Version) -> LocalSource | None:
@@ -302,7 +303,7 @@ class ObjectSource:
             self._agent.tell_nowait(wire.Hold(self._key))
             self._kept_by = self._agent.connections
 
-    async def open_with_agent(self) -> None:
+    async def open_with_agent(self) -> wire.Opened:
         """Have the agent prepare the object and keep it."""
         call = wire.OpenObject(self._path, self._version)
         self._expected.opened(self._key)  # before the answer: what is expected may come right behind it
@@ -313,6 +314,7 @@ class ObjectSource:
             raise
         self._connection = self._agent.connections
         self.root = opened.root
+        return opened
 
     async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
         length = min(length, self._version.size - offset)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from vfs.errors import Denied, ForemountError, NotADirectory, NotFound, Stale, Unavailable, WrongAnswer
-from vfs.model import Entry, Kind, SiteName, SitePath, Version, split
+from vfs.model import Entry, Kind, SiteName, SitePath, Version, split, version_of
 from vfs.sites.names import NameFilter
 from vfs.sites.protocol import Piece
 
@@ -32,11 +32,6 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """O_NONBLOCK: opening a FIFO must not wait for a writer."""
 
 T = TypeVar("T")
-
-
-def version_of(info: os.stat_result) -> Version:
-    """Return the version that this stat of a file states."""
-    return Version(info.st_size, info.st_mtime_ns, f"{info.st_dev:x}-{info.st_ino:x}")
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from vfs.errors import Corrupt, DirectoryNotEmpty, ForemountError, NotFound
-from vfs.model import SiteName, SitePath, Version, join, split
+from vfs.model import SiteName, SitePath, Version, join, split, version_of
 from vfs.oserrors import meaning_of
-from vfs.sites.local import Opened, in_pool, parent_directory, version_of
+from vfs.sites.local import Opened, in_pool, parent_directory
 from vfs.sites.writing import Body, Upload
 
 PART_BYTES = 64 << 20

@@ -1,6 +1,7 @@
 """What copies that were made ahead are worth to this mount: what they served, and what the origin would have cost instead.
 
-For each range that a copy served, the origin's time is what its line is measured to take for as many bytes. So that this
+For each range that a copy served (of a copy on this host, which the kernel reads alone: for all of a file when it is
+opened), the origin's time is what its line is measured to take for as many bytes. So that this
 is measured while nobody reads from the origin any more, a range is read from there as a control when a copy first serves, and
 every `CONTROL_S` as long as it does; `CONTROL_BYTES` at most, in background, and the bytes are thrown away.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vfs.clock import Clock
 from vfs.errors import ForemountError
@@ -35,6 +36,8 @@ class _Copy:
     """One copy, and what was not told of it yet.
 
     Attributes:
+        used: of `bytes`, those that were not read here before.
+        opened: files of it that were opened here; their bytes are used once.
         origin: the site that it was copied from, once it has served.
         unpaid_bytes, unpaid_s, unpaid_count: of the ranges that are not set against the origin's time yet.
     """
@@ -42,6 +45,8 @@ class _Copy:
     record: ReplicaRecord
     files: tuple[Identity, ...]
     bytes: int = 0
+    used: int = 0
+    opened: set[Identity] = field(default_factory=set)
     fallbacks: int = 0
     saved_s: float = 0.0
     unpaid_bytes: int = 0
@@ -91,6 +96,10 @@ class Benefit:
             copy.fallbacks += 1
             return
         copy.bytes += served.length
+        if served.copy not in copy.opened:  # what else a host has read it keeps, so it reads no byte of a copy twice
+            copy.used += served.length
+        if served.opened:
+            copy.opened.add(served.copy)
         copy.unpaid_bytes += served.length
         copy.unpaid_s += served.seconds
         copy.unpaid_count += 1
@@ -120,12 +129,12 @@ class Benefit:
             reads = ReplicaReads(
                 hint=copy.record.hint,
                 bytes_served=copy.bytes,
-                bytes_used=copy.bytes,  # what a host has read it keeps, so it reads no byte of a copy twice
+                bytes_used=copy.used,
                 fallbacks=copy.fallbacks,
                 saved_s=copy.saved_s,
             )
             found.append(Event(id=uuid.uuid4().hex, job=copy.record.job, what=reads, source=mount))
-            copy.bytes = copy.fallbacks = 0
+            copy.bytes = copy.used = copy.fallbacks = 0
             copy.saved_s = 0.0
         self._gone = []
         return found

@@ -7,7 +7,8 @@ from vfs.agent.reading.replicas import Replicas
 from vfs.agent.rules import PathRules
 from vfs.errors import NotFound
 from vfs.extents.fetch import Fetcher
-from vfs.extents.layout import Identity
+from vfs.extents.layout import PASSTHROUGH_BYTES_MIN, Identity
+from vfs.extents.placement import served_here
 from vfs.model import LakePath, ObjectKey, Version
 from vfs.namespace.mounts import MountTable
 
@@ -55,6 +56,27 @@ class Holding:
         found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
         copies = self._published.of(identity) if self._published is not None else []
         return identity, key, await self._fetcher.hold(identity, found, serving=serving, copies=copies)
+
+    def here(self, path: LakePath, identity: Identity) -> tuple[str, Version] | None:
+        """Return a file of this host that is a copy of a whole object made ahead, where the policy has it serve first.
+
+        It counts as read whole: what the kernel reads from it, nobody else sees.
+        """
+        if self._published is None or identity.version.size < PASSTHROUGH_BYTES_MIN:
+            return None
+        point = self._mounts.find(path)
+        copies = self._published.of(identity)
+        local = {copy.identity.site: copy for copy in copies if not copy.ranges and self._published.host_path(copy.identity)}
+        if not local or point is None:
+            return None
+        remote = {copy.identity.site for copy in copies} | {replica.site for replica in point.replicas}
+        order = self._rules.serving(path, identity.version.size).order
+        first = served_here(order, identity.site, list(local), sorted(remote - local.keys()))
+        if not first:
+            return None
+        copy = local[first[0]].identity
+        self._fetcher.opened_here(copy, identity)
+        return self._published.host_path(copy), copy.version
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`."""

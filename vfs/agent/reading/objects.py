@@ -15,7 +15,7 @@ from vfs.model import LakePath, ObjectKey, Version
 class Objects:
     """Opens and fills objects.
 
-    Invariant: every key in `_open` is held in the fetcher as often as its count says.
+    Invariant: every key in `_open` is held in the fetcher as often as its count says; those in `_here` are among them.
     """
 
     def __init__(self, holding: Holding, fetcher: Fetcher, prefetcher: Prefetcher) -> None:
@@ -23,6 +23,7 @@ class Objects:
         self._fetcher = fetcher
         self._prefetcher = prefetcher
         self._open: dict[ObjectKey, tuple[Identity, int]] = {}
+        self._here: dict[ObjectKey, tuple[str, Version]] = {}
 
     def identity(self, path: LakePath, version: Version) -> Identity:
         """Return which object of which site a version of a path is.
@@ -36,8 +37,17 @@ class Objects:
         """Make room for this version and hold it until `close`; return its key and the directory of its store."""
         identity, key, root = await self._holding.hold(path, version)
         self._open[key] = identity, self._open.get(key, (identity, 0))[1] + 1
-        self._prefetcher.opened(identity, path)
+        copy = self._holding.here(path, identity)
+        if copy is not None:
+            self._here[key] = copy  # it is read from there: nothing is fetched ahead
+        else:
+            self._here.pop(key, None)
+            self._prefetcher.opened(identity, path)
         return key, root
+
+    def here(self, key: ObjectKey) -> tuple[str, Version] | None:
+        """Return the file of this host that an open object can be read from, and its version there."""
+        return self._here.get(key)
 
     async def need(self, key: ObjectKey, offset: int, length: int, *, broken: int = -1, background: bool = False) -> str:
         """Return the directory of the object's store once every block of the range is there.
@@ -65,6 +75,7 @@ class Objects:
         if holds > 1:
             self._open[key] = identity, holds - 1
         else:
+            self._here.pop(key, None)
             self._prefetcher.closed(key)
         self._holding.release(key)
 

@@ -7,7 +7,7 @@ destination say nothing (docs/adr/0009).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vfs.extents.fetch import Fetcher
@@ -15,6 +15,7 @@ from vfs.extents.layout import Identity
 from vfs.extents.placement import Copy
 from vfs.foresight.model import FileCopy, Mechanism, ReplicaId, ReplicaRecord
 from vfs.foresight.spread import even_order, order
+from vfs.model import SiteName
 from vfs.namespace.mounts import MountTable
 
 
@@ -35,11 +36,17 @@ class Place:
 class Published:
     """Answers by the identity of the origin's object.
 
+    Args:
+        directories: of the sites whose files lie on this host.
+
     Invariant: `_of` holds exactly the copies of the files in `_replicas`, and `_identities` what they are read as.
     """
 
-    def __init__(self, mounts: MountTable, fetcher: Fetcher, place: Place) -> None:
+    def __init__(
+        self, mounts: MountTable, fetcher: Fetcher, place: Place, directories: Mapping[SiteName, str] | None = None
+    ) -> None:
         self._mounts = mounts
+        self._directories = directories or {}
         self._fetcher = fetcher
         self._place = place
         self._replicas: dict[ReplicaId, dict[Identity, Copy]] = {}
@@ -86,6 +93,11 @@ class Published:
         crowd = sorted(replica for replica in found if replica in self._crowds)
         turns = dict(zip((crowd[index] for index in self._order(origin, crowd)), range(len(crowd)), strict=True))
         return [Copy(copy.identity, copy.ranges, turns.get(replica)) for replica, copy in found.items()]
+
+    def host_path(self, copy: Identity) -> str:
+        """Return where a copy lies on this host, "" where it does not."""
+        directory = self._directories.get(copy.site)
+        return f"{directory}/{copy.path}" if directory else ""
 
     def replicas(self) -> list[ReplicaId]:
         """Return the copies that are offered."""

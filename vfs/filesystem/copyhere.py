@@ -1,0 +1,78 @@
+"""Copies on this host that were made and verified ahead: opened in place of what would be fetched, read in passthrough."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from vfs import wire
+from vfs.filesystem.scratch import read_at
+from vfs.filesystem.tree import Buffer, Push, Source
+from vfs.model import LakePath, version_of
+from vfs.usage import Source as From
+
+log = logging.getLogger(__name__)
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def copy_here(path: LakePath, opened: wire.Opened, held: Source) -> Source:
+    """Return the copy that the agent names, if it is what was verified; else `held`, as if there were none."""
+    if opened.here_version is None:
+        return held
+    try:
+        fd = os.open(opened.here, _READ)
+    except OSError as exc:
+        log.info("%s: the copy on this host can't be opened: %s", path, exc.strerror)
+        return held
+    if version_of(os.fstat(fd)) != opened.here_version:
+        os.close(fd)
+        log.warning("%s: the copy on this host has been changed, it is not read", path)
+        return held
+    return CopyHere(fd, path, held)
+
+
+class CopyHere:
+    """A file of this host that has the bytes of a remote object.
+
+    The object stays held as long as this is open, so that the agent says that the copy is being read. Where the kernel has
+    the file itself and our descriptor was shed, it serves what the kernel asks for all the same.
+    """
+
+    served_from = From.REPLICA
+
+    def __init__(self, fd: int, path: LakePath, held: Source) -> None:
+        self._fd: int | None = fd
+        self._path = path
+        self._held = held
+
+    @property
+    def backing_fd(self) -> int | None:
+        return self._fd
+
+    async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:
+        if self._fd is None:
+            return await self._held.read(offset, length, push)
+        return read_at(self._fd, offset, length, self._path)
+
+    async def write(self, offset: int, content: Buffer) -> int:
+        return await self._held.write(offset, content)
+
+    async def sync(self) -> None:
+        await self._held.sync()
+
+    def announce(self) -> None:
+        self._held.announce()
+
+    def shed(self) -> bool:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        return self._held.shed()
+
+    def rest(self) -> bool:
+        self.close()
+        return False
+
+    def close(self) -> None:
+        self.shed()
+        self._held.close()
