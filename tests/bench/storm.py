@@ -30,6 +30,7 @@ from tests.bench.storm_model import Storm, hinted, paper_storm, simulate
 from tests.bench.svg import curves
 from vfs import config
 from vfs.agent.foresight.copying import Copier
+from vfs.agent.foresight.rooms import meter_of
 from vfs.agent.reading.published import Place, Published
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
@@ -238,7 +239,8 @@ async def _make_copies(loaded: config.Config, content: dict[str, bytes], count: 
         writers = {
             name: writer for name, site in sites.items() if (writer := build_writer(site, loaded.sites[name])) is not None
         }
-        copier = Copier(build_mount_table(loaded), sites, writers, read=fetcher.read, places={}, clock=SystemClock())
+        table, meter = build_mount_table(loaded), meter_of(fetcher)
+        copier = Copier(table, sites, writers, read=fetcher.read, places={}, clock=SystemClock(), meter=meter)
         for place in placed:
             record = ReplicaRecord(
                 id=ReplicaId(f"{hint.id}-{place.site}"),

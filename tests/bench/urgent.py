@@ -21,6 +21,7 @@ from tests.bench.report import Outcome, Section
 from tests.servers.wan_origin import wan_origin
 from vfs import config
 from vfs.agent.foresight.copying import Copier
+from vfs.agent.foresight.rooms import meter_of
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
 from vfs.extents.fair import Priority
@@ -88,7 +89,7 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
 
 
 async def _measure(base: Path, url: str, count: int, scale: float, say: Callable[[str], None], outcome: Outcome) -> None:
-    async with _bench(base, url) as bench:
+    async with between_sites(base, url) as bench:
         large = [file for file in bench.files if file.size == FILE_BYTES]
         await bench.copy(large[:1], PERIODIC)  # the line is known from now on
         empty, full = [], []
@@ -155,7 +156,8 @@ async def _many(bench: Bench, scale: float, outcome: Outcome) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _bench(base: Path, url: str) -> AsyncIterator[Bench]:
+async def between_sites(base: Path, url: str) -> AsyncIterator[Bench]:
+    """The executor between an origin at this address, with the files of its `ckpt`, and a directory `eval` of this host."""
     loaded = config.Config(
         sites={"origin": config.HttpSite(url=url), "eval": config.LocalSite(path=str(base / "eval"), copies="copies")},
         mounts=[config.Mount(prefix="", site="origin")],
@@ -166,7 +168,8 @@ async def _bench(base: Path, url: str) -> AsyncIterator[Bench]:
         assert writer is not None
         stack.push_async_callback(writer.close)
         table = build_mount_table(loaded)
-        copier = Copier(table, sites, {EVAL: writer}, read=fetcher.read, places={}, clock=SystemClock())
+        meter = meter_of(fetcher)
+        copier = Copier(table, sites, {EVAL: writer}, read=fetcher.read, places={}, clock=SystemClock(), meter=meter)
         files = []
         async for page in sites[ORIGIN].list(SitePath("ckpt")):
             for entry in page:

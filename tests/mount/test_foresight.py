@@ -153,6 +153,7 @@ def test_same_path_is_read_from_the_copy_that_was_made_while_it_was_saved(world:
     size = sum(len(body) for name, body in FILES.items() if name != later)
     assert (entry["bytes_served"], entry["bytes_used"]) == (size, size)
     assert (entry["bytes_prepared"], entry["fallbacks"]) == (size + len(FILES[later]), 0)
+    assert entry["cpu_s"] > 0
     assert entry["made_ns"] < entry["committed_ns"] < entry["ready_ns"] < entry["started_ns"] < entry["result_ns"]
 
 

@@ -87,7 +87,14 @@ class TwoSites:
             config.Config(sites={"origin": config.MemorySite()}, mounts=[config.Mount(prefix="", site="origin")])
         )
         self.copier = Copier(
-            mounts, sites, {EVAL: self.writer}, read=self.requests.read, places=places or {}, clock=clock, limits=limits
+            mounts,
+            sites,
+            {EVAL: self.writer},
+            read=self.requests.read,
+            places=places or {},
+            clock=clock,
+            limits=limits,
+            meter=lambda: (float(counters.fetched_bytes), counters.fetched_bytes),  # a CPU second for each byte
         )
         self.done: list[FileCopy] = []
 
@@ -125,6 +132,13 @@ async def test_every_file_is_brought_verified_and_reported(tmp_path: Path) -> No
     assert two.lies_there() == {f".copies/r1/{name}": body for name, body in CONTENT.items()}
     assert {copy.path: copy.digest for copy in two.done} == {name: digest_of(body) for name, body in CONTENT.items()}
     assert await two.copier.check(a_replica(), two.done) == []
+
+
+async def test_cpu_time_of_a_file_is_that_of_its_own_bytes_alone(tmp_path: Path) -> None:
+    two = TwoSites(tmp_path)
+    await two.copy()
+    sizes = {copy.path: 2 * copy.size for copy in two.done}  # brought, and read back
+    assert {copy.path: round(copy.cpu_s) for copy in two.done} == sizes
 
 
 async def test_large_files_come_in_large_requests(tmp_path: Path) -> None:

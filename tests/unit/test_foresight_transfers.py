@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from vfs.foresight.transfers import (
     pieces_of_content,
     place_in_copy,
     place_in_ranges,
+    share_of_cpu_s,
     whole_blocks,
 )
 from vfs.model import SitePath, Version
@@ -31,6 +33,20 @@ def file(name: str, size: int) -> ManifestFile:
 def test_large_files_go_first_and_alone_and_tiny_ones_together() -> None:
     files = [file("t1", 10), file("l1", TINY_BYTES), file("t2", 0), file("l2", 10 * TINY_BYTES)]
     assert [[each.path for each in batch] for batch in batches(files)] == [["l2"], ["l1"], ["t1", "t2"]]
+
+
+@pytest.mark.parametrize(
+    ("own", "moved", "share_s"),
+    [
+        pytest.param(100, 100, 8.0, id="alone"),
+        pytest.param(100, 400, 2.0, id="beside-others"),
+        pytest.param(0, 400, 0.0, id="empty-file-beside-others"),
+        pytest.param(0, 0, 8.0, id="nothing-moved-at-all"),
+        pytest.param(500, 400, 8.0, id="more-than-was-counted"),
+    ],
+)
+def test_cpu_time_goes_to_bytes(own: int, moved: int, share_s: float) -> None:
+    assert share_of_cpu_s(8.0, own, moved) == share_s
 
 
 def test_many_tiny_files_make_few_batches() -> None:

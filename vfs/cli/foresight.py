@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from typing import Any
+from urllib.parse import urlencode
 
 import click
 import msgspec
@@ -83,6 +84,17 @@ def _value(text: str) -> Any:
         return text
 
 
+def whole_state(line: Training) -> dict[str, Any]:
+    """Return what the controller knows, asked for in pieces."""
+    state = piece = line.ask("/v1/state")
+    while piece["more"]:
+        after = {f"{name}_after": state[name][-1]["id"] for name in ("hints", "replicas") if state[name]}
+        piece = line.ask(f"/v1/state?{urlencode(after)}")
+        for name in ("hints", "replicas"):
+            state[name] += piece[name]
+    return state
+
+
 @click.command()
 @click.option("--cancel", metavar="HINT", help="Take a hint back; its copies go.")
 @click.option("--off", type=click.Choice([each.value for each in Mechanism]), help="Switch a mechanism off.")
@@ -103,7 +115,7 @@ def copies(
     for mechanism, wanted in ((off, False), (on, True)):
         if mechanism is not None:
             line.order("/v1/switches", {"mechanism": mechanism, "on": wanted})
-    state = line.ask("/v1/state")
+    state = whole_state(line)
     if cancel is not None:
         job = next((hint["job"] for hint in state["hints"] if hint["id"] == cancel), None)
         if job is None:
@@ -143,21 +155,20 @@ def ledger(lines: bool, controllers: tuple[str, ...], tokens: str | None, mountp
     if as_json:
         output.print_json(found)
         return
-    rows = [
-        ("JOB", "MECHANISM", "HINTS", "OPEN", "HITS", "LATE", "MISSES", "HIT RATE", "LEAD", "PREPARED", "UNUSED", "SAVED")
-    ]
+    rows = [("JOB", "MECHANISM", "HINTS", "OPEN", "HITS", "LATE", "MISSES", "NO COPY", "HIT RATE", "LEAD", *_COSTS, "SAVED")]
     for each in found["accounts"]:
         rate = "-" if each["hit_rate"] < 0 else f"{each['hit_rate']:.0%}"
-        counts = [str(each[name]) for name in ("predictions", "open", "hits", "late", "misses")]
+        counts = [str(each[name]) for name in ("predictions", "open", "hits", "late", "misses", "shadow")]
         sizes = format_size(each["bytes_prepared"]), format_size(each["bytes_unused"])
-        rows.append(
-            (each["job"], each["mechanism"], *counts, rate, f"{each['lead_s']:.1f}s", *sizes, f"{each['saved_s']:.1f}s")
-        )
+        cost = format_size(each["wan_bytes"]), format_size(round(each["byte_hours"])), f"{each['cpu_s']:.1f}s"
+        told = rate, f"{each['lead_s']:.1f}s", *sizes, str(each["fallbacks"]), *cost, f"{each['saved_s']:.1f}s"
+        rows.append((each["job"], each["mechanism"], *counts, *told))
     click.echo("\n".join(output.columns(rows, indent="")) if len(rows) > 1 else "no predictions yet")
     if lines:
         click.echo("\n".join(["", *output.columns([_HEAD, *map(time_line, found["entries"])], indent="")]))
 
 
+_COSTS = ("PREPARED", "UNUSED", "FALLBACKS", "LINE", "SIZE*H", "CPU")
 _HEAD = ("STEP", "SITE", "OUTCOME", "PREDICTED", "COMMITTED", "READY", "STARTED", "RESULT", "PATH")
 
 

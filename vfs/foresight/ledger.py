@@ -42,9 +42,14 @@ def published(entry: LedgerEntry, now_ns: int) -> LedgerEntry:
     return msgspec.structs.replace(entry, ready_ns=now_ns)
 
 
-def prepared(entry: LedgerEntry, size: int, wan_bytes: int) -> LedgerEntry:
+def prepared(entry: LedgerEntry, size: int, wan_bytes: int, cpu_s: float) -> LedgerEntry:
     """Return the line after bytes were copied."""
-    return msgspec.structs.replace(entry, bytes_prepared=entry.bytes_prepared + size, wan_bytes=entry.wan_bytes + wan_bytes)
+    return msgspec.structs.replace(
+        entry,
+        bytes_prepared=entry.bytes_prepared + size,
+        wan_bytes=entry.wan_bytes + wan_bytes,
+        cpu_s=entry.cpu_s + cpu_s,
+    )
 
 
 def started(entry: LedgerEntry, evaluation: str, now_ns: int) -> LedgerEntry:
@@ -96,6 +101,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hit_rate: share of those that are over, and were neither withdrawn nor refused, for which somebody came; -1: none yet.
+        shadow: of the predictions, those that nothing was copied for, because too few before them had come true.
         lead_s: median of those that were ready in time.
         bytes_unused: prepared, and the hint is over, and nobody has read them.
     """
@@ -109,6 +115,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     misses: int
     withdrawn: int
     refused: int
+    shadow: int
     hit_rate: float
     lead_s: float
     ready_after_commit_s: float
@@ -144,6 +151,7 @@ def _account(job: JobName, mechanism: Mechanism, entries: list[LedgerEntry]) -> 
         misses=count[Outcome.MISS],
         withdrawn=count[Outcome.WITHDRAWN],
         refused=count[Outcome.REFUSED],
+        shadow=sum(entry.shadow for entry in entries),
         hit_rate=came / judged if judged else -1.0,
         lead_s=_median([entry.lead_s for entry in entries if entry.outcome is Outcome.HIT and entry.ready_ns]),
         ready_after_commit_s=_median(

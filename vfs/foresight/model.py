@@ -34,7 +34,7 @@ class Mechanism(enum.StrEnum):
     """Samples that are transformed before their step."""
 
 
-class Labels(msgspec.Struct, frozen=True, kw_only=True):
+class Labels(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Duties that travel with a checkpoint.
 
     Attributes:
@@ -292,7 +292,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 # --- hints: what is predicted ----------------------------------------------------------------------------------------
 
 
-class Urgency(msgspec.Struct, frozen=True, kw_only=True):
+class Urgency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a priority is made of (`vfs/foresight/priority.py`).
 
     Attributes:
@@ -308,7 +308,7 @@ class Urgency(msgspec.Struct, frozen=True, kw_only=True):
     urgent: bool = False
 
 
-class Hint(msgspec.Struct, frozen=True, kw_only=True):
+class Hint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prediction: these bytes will be read at this site.
 
     Attributes:
@@ -413,6 +413,7 @@ class FileCopy(msgspec.Struct, frozen=True, kw_only=True):
         at, version: where the copy lies at its site, and its version there.
         ranges: (offset, length) that were copied, one after another in the copy; empty: the whole file.
         count_before: where the site multiplies by itself: copies that it kept before, to be gone back to; else 0.
+        cpu_s: of the process that made it (`transfers.share_of_cpu_s`).
     """
 
     path: str
@@ -424,6 +425,7 @@ class FileCopy(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     ranges: tuple[tuple[int, int], ...] = ()
     count_before: int = 0
+    cpu_s: float = 0.0
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,15 @@ def batches(files: Iterable[ManifestFile]) -> list[list[ManifestFile]]:
     return [*found, pack] if pack else found
 
 
+def share_of_cpu_s(spent_s: float, own_bytes: int, all_bytes: int) -> float:
+    """Return what of a process's CPU time goes to bytes of its own, where it has moved others meanwhile.
+
+    Who reads through the same process, and the copies beside this one, bear theirs; what a process does without moving bytes
+    is shared alike.
+    """
+    return spent_s * min(1.0, own_bytes / all_bytes) if all_bytes else spent_s
+
+
 def place_in_copy(root: SitePath, path: str) -> SitePath:
     """Return where a file of a checkpoint lies in its copy.
 

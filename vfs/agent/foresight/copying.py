@@ -33,7 +33,7 @@ from vfs.extents.layout import Identity
 from vfs.foresight.governance import PlaceFacts, ruling
 from vfs.foresight.model import FileCopy, HotRange, ReplicaRecord
 from vfs.foresight.priority import kind, weight
-from vfs.foresight.transfers import Range, batches, place_in_copy, whole_blocks
+from vfs.foresight.transfers import Range, batches, place_in_copy, share_of_cpu_s, whole_blocks
 from vfs.model import Kind, SiteName, SitePath, Version, join, split
 from vfs.namespace.mounts import MountTable
 from vfs.sites.protocol import Piece, Site
@@ -74,6 +74,7 @@ class Copier:
     Args:
         writers: by site; one that has none refuses copies.
         places: what the sites say of themselves, for governance.
+        meter: returns CPU seconds of this process so far, and bytes that it has read from sites.
 
     Attributes:
         going_on: by id of the replica.
@@ -88,6 +89,7 @@ class Copier:
         read: Read,
         places: Mapping[SiteName, PlaceFacts],
         clock: Clock,
+        meter: Callable[[], tuple[float, int]],
         limits: SendLimits | None = None,
     ) -> None:
         self._mounts = mounts
@@ -96,6 +98,7 @@ class Copier:
         self._read = read
         self._places = places
         self._clock = clock
+        self._meter = meter
         self._limits = limits or SendLimits()
         self._parts = {urgent: asyncio.Semaphore(self._limits.parts) for urgent in (True, False)}
         self.going_on: dict[str, Transfer] = {}
@@ -205,6 +208,7 @@ class _One:
         self._origin = origin
         self._writer = writer
         self._done = done
+        self._meter = copier._meter
         priority, share = kind(replica.priority), weight(replica.priority)
         self._read = functools.partial(copier._read, priority=priority, flow=replica.id, weight=share)
         parts = copier._parts[priority is Priority.URGENT]  # of its own: others hold theirs for as long as the link is full
@@ -213,6 +217,7 @@ class _One:
     async def bring(self, file: ManifestFile) -> None:
         """Copy one file, verify it where it lies, and report it."""
         replica = self._replica
+        spent_before_s, moved_before = self._meter()
         ranges = ranges_of(replica, file)
         content = Streamed(Identity(self._origin, file.at, file.version), ranges, "" if ranges else file.digest, self._read)
         at = place_in_copy(replica.root, file.path)
@@ -223,6 +228,7 @@ class _One:
         except Corrupt:
             await self._writer.remove(at)
             raise
+        spent_s, moved = self._meter()
         await self._done(
             FileCopy(
                 path=file.path,
@@ -233,6 +239,7 @@ class _One:
                 at=at,
                 version=version,
                 ranges=tuple(ranges),
+                cpu_s=share_of_cpu_s(spent_s - spent_before_s, 2 * content.size, moved - moved_before),  # read twice
             )
         )
 

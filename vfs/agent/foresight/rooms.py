@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -98,6 +99,7 @@ async def controlling(
             read=fetcher.read,
             places={site: each.place for site, each in facts.items()},
             clock=clock,
+            meter=meter_of(fetcher),
         )
 
         async def places_of(hint: Hint) -> Sequence[Place]:
@@ -133,6 +135,11 @@ async def controlling(
             api.serving(controller, line, socket_path=socket_path, address=address, tokens=settings.tokens)
         )
         yield line
+
+
+def meter_of(fetcher: Fetcher) -> Callable[[], tuple[float, int]]:
+    """Return a meter of this process: CPU seconds, and bytes that sites have sent."""
+    return lambda: (time.process_time(), fetcher.counters.fetched_bytes)
 
 
 async def _writers(
@@ -272,6 +279,7 @@ class Mounted:
     async def _follow(self) -> None:
         attempts = 0
         while True:
+            there: set[ReplicaId] | None = set()
             try:
                 async for offers in self._line.offers():
                     attempts, self.connected = 0, True
@@ -280,10 +288,12 @@ class Mounted:
                     for offered in offers.offered:
                         self._published.put(offered.replica, offered.files)
                         self._benefit.put(offered.replica, offered.files)
-                    if offers.all:
-                        there = {offered.replica.id for offered in offers.offered}
+                        if there is not None:
+                            there.add(offered.replica.id)
+                    if offers.all and there is not None:
                         for name in set(self._published.replicas()) - there:
                             self._remove(name)
+                        there = None
             except ForemountError as exc:
                 if self.connected:
                     log.warning("copies that are offered stay as they were: %s", exc)

@@ -3,7 +3,8 @@
     POST /v1/events     events, a list: accepted once they are durable    {"accepted", "known"}
     GET  /v1/offers     published copies, then what changes               JSON lines of `Offers`
     POST /v1/reads      what a mount reads from
-    GET  /v1/state      hints, copies, switches, who leads
+    GET  /v1/state      hints and copies, the first thousand of each, switches, who leads; hints_after=ID and
+                        replicas_after=ID: those that follow
     GET  /v1/ledger     accounts of jobs and mechanisms, and the lines they are made of
     POST /v1/switches   a mechanism on or off
     GET  /metrics       for Prometheus
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,7 +33,7 @@ from vfs.foresight.ledger import Account, accounts
 from vfs.foresight.model import Event, Hint, LedgerEntry, Mechanism, ReplicaId, ReplicaRecord
 from vfs.foresight.offers import Direct, Offers
 from vfs.foresight.signing import HEADER, parse_secrets, signer
-from vfs.foresight.stores.protocol import Put, every
+from vfs.foresight.stores.protocol import PAGE_ITEMS, Item, Put, every, pages
 
 log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 64 << 20
@@ -57,7 +59,12 @@ class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the controller knows."""
+    """What the controller knows.
+
+    Attributes:
+        hints, replicas: in order of their ids.
+        more: "hints", "replicas": there are some after the last of these.
+    """
 
     name: str
     leader: str
@@ -65,6 +72,7 @@ class State(msgspec.Struct, frozen=True):
     replicas: list[ReplicaRecord]
     off: list[str]
     steps: dict[str, int]
+    more: list[str]
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -137,23 +145,33 @@ class ControllerApi:
         store = self._controller.store
         leader = await store.get(keys.LEADER)
         switches = (await every(store, keys.SWITCHES))[0]
+        hints = await self._page(keys.HINTS, request.query.get("hints_after", ""))
+        replicas = await self._page(keys.REPLICAS, request.query.get("replicas_after", ""))
         state = State(
             name=self._controller.name,
             leader=leader.value.decode() if leader is not None else "",
-            hints=[keys.decode(item.value, Hint) for item in (await every(store, keys.HINTS))[0]],
-            replicas=[keys.decode(item.value, ReplicaRecord) for item in (await every(store, keys.REPLICAS))[0]],
+            hints=[keys.decode(item.value, Hint) for item in hints],
+            replicas=[keys.decode(item.value, ReplicaRecord) for item in replicas],
+            more=[name for name, items in (("hints", hints), ("replicas", replicas)) if len(items) == PAGE_ITEMS],
             off=[item.key[len(keys.SWITCHES) :] for item in switches if not keys.decode(item.value, Switch).on],
             steps=self._controller.steps,
         )
         return _json(state)
 
+    async def _page(self, prefix: str, after: str) -> list[Item]:
+        """Return the items of one room after an id, as many as one answer has."""
+        return (await self._controller.store.range(prefix, after=prefix + after if after else "", limit=PAGE_ITEMS)).items
+
     async def _entries(self) -> list[LedgerEntry]:
-        return [keys.decode(item.value, LedgerEntry) for item in (await every(self._controller.store, keys.LEDGER))[0]]
+        found: list[LedgerEntry] = []
+        async for page in pages(self._controller.store, keys.LEDGER):
+            found += [keys.decode(item.value, LedgerEntry) for item in page.items]
+        return found
 
     async def _ledger(self, request: web.Request) -> web.Response:
         entries = await self._entries()
-        newest = sorted(entries, key=lambda entry: -entry.made_ns)[:ENTRIES_MAX]
-        return _json(Ledger(accounts(entries), newest))
+        newest = heapq.nlargest(ENTRIES_MAX, entries, key=lambda entry: entry.made_ns)
+        return _json(Ledger(await asyncio.to_thread(accounts, entries), newest))
 
     async def _switch(self, request: web.Request) -> web.Response:
         order = await _body(request, SwitchOrder)
@@ -163,10 +181,11 @@ class ControllerApi:
         return _json({})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=metrics(accounts(await self._entries()), self._controller), content_type="text/plain")
+        found = await asyncio.to_thread(accounts, await self._entries())
+        return web.Response(text=metrics(found, self._controller), content_type="text/plain")
 
 
-_COUNTED = ("predictions", "hits", "late", "misses", "withdrawn", "refused", "fallbacks")
+_COUNTED = ("predictions", "hits", "late", "misses", "withdrawn", "refused", "shadow", "fallbacks")
 _SUMMED = ("bytes_prepared", "bytes_unused", "bytes_served", "wan_bytes", "byte_hours", "cpu_s", "saved_s")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -97,11 +97,18 @@ class Reconciler:
         self._origin = origin
         self._resting: dict[ReplicaId, float] = {}
 
-    async def admit(self, hint: Hint, places: Sequence[Place]) -> list[ReplicaId]:
-        """Make records of the replicas that a hint wants, where there are none; return the new ones."""
+    async def admit(self, hint: Hint, places: Sequence[Place], *, known: Container[ReplicaId] = ()) -> list[ReplicaId]:
+        """Make records of the replicas that a hint wants, where there are none; return the new ones.
+
+        Args:
+            known: replicas that need not be asked for.
+        """
+        places = [place for place in places if replica_id(hint.id, hint.path, place.site, place.root) not in known]
+        if not places:
+            return []
         kept = await self._store.get(keys.checkpoint_key(hint.path))
-        known: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
-        labels = known.labels if known is not None and known.labels is not None else hint.labels
+        saved: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
+        labels = saved.labels if saved is not None and saved.labels is not None else hint.labels
         made = []
         for place in places:
             record = record_for(hint, place, labels, self._clock.wall_ns())
@@ -284,7 +291,7 @@ class Reconciler:
             now = msgspec.structs.replace(now, files=count, bytes=total)
             changes = [Put(kept.key, keys.encode(now)), Put(keys.copies_prefix(record.id) + copy.path, keys.encode(copy))]
             expect = {kept.key: kept.revision}
-            changes += await self._accounted(record, lambda entry: ledger.prepared(entry, size, size), expect)
+            changes += await self._accounted(record, lambda entry: ledger.prepared(entry, size, size, copy.cpu_s), expect)
             if await self._store.write(changes, expect=expect):
                 return
 
