@@ -1,19 +1,23 @@
 """An evaluation at another site, 100 ms away: from the commit of a checkpoint to its merge, with and without prediction.
 
-A job saves a checkpoint file by file at its own site and commits it. At once an evaluation at the other site reads every
-tensor through the mount with the unmodified safetensors library; its time is from its first open to its last tensor. Between
-the sites lies one line of 1 Gbit/s, a quarter of which somebody else takes all the while.
+A job saves a checkpoint every 500 steps through a writing mount at its own site, to an nginx there. At the other site every
+second one is evaluated: at the commit (the marker is at the origin) the unmodified safetensors library reads all tensors
+through a mount of that site and writes them as one file. Between the sites lies one line of 1 Gbit/s, a quarter of which
+somebody else takes all the while. Nobody announces an evaluation: the job has said once how often it is evaluated.
 
-plain         a mount without foresight
-predicted     the evaluation was announced
-mispredicted  the same reading while another checkpoint, which nobody wants, is copied over the same line
+plain         no foresight at either mount
+predicted     step 1000 is evaluated, as the job said
+mispredicted  step 1000 is evaluated while that of step 1500, which the job named and nobody wants, is being copied
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -21,117 +25,114 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+from safetensors.numpy import load_file
 
 from tests.bench.checkpoint import write_checkpoint
 from tests.bench.measure import NotHere
-from tests.bench.remote import CONFIG as PLAIN
-from tests.bench.remote import RTT_MS, read_tensors
+from tests.bench.merge import digest_of
 from tests.bench.report import Outcome, Section
+from tests.bench.writing_job import JOB, MARKER, path_of
 from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.servers import Missing
+from tests.servers.lifecycle import free_port
+from tests.servers.nginx import Nginx, nginx
 from tests.servers.wan_origin import WanOrigin, wan_origin
-from vfs.checkpoints.manifest import ManifestFile
-from vfs.foresight.model import Committed, FileClosed
-from vfs.model import LakePath, SiteName, SitePath
-from vfs.sites.http import HttpSite
 from vfs.training import Training
 
-MBIT = 1000.0
+RTT_MS, MBIT = 100.0, 1000.0
 SAVE_BYTES_S = 60e6
 """A save that the line keeps up with; those of the trace take 26 to 129 s (facts/PAPER.md 1.1)."""
 OTHER_BYTES_S = 30e6
-SHARDS = 16
+SHARDS, LAYERS = 16, 32
+EVERY, EVALUATED, UNWANTED = 500, 1000, 1500
 ROUNDS = 3
-FORESIGHT = (
-    PLAIN
-    + """
+TRAINING = """
+[sites.origin]
+kind = "http"
+url = "URL/dav/NAME"
+writes = "webdav"
+[[mounts]]
+prefix = "/"
+site = "origin"
+writable = true
+[cache]
+directory = "{base}/cache"
+size = "8GiB"
+"""
+EVALUATION = """
+[sites.origin]
+kind = "http"
+url = "URL/NAME"
 [sites.eval]
 kind = "local"
 path = "{base}/eval"
 copies = "copies"
-[foresight]
+[[mounts]]
+prefix = "/"
+site = "origin"
+[cache]
+directory = "{base}/cache"
+size = "8GiB"
 """
-)
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One evaluation: seconds from the commit to the copy being published (0: none was), and of reading all tensors."""
+    """One evaluation: seconds from the commit (mispredicted: from its begin) to merged, and to the copy being published."""
 
-    published_s: float
     merged_s: float
+    published_s: float
+    digest: str
 
 
-class Job:
-    """What saves checkpoints at the origin's site, and tells the mount's controller of it where there is one."""
+@dataclass(frozen=True)
+class Sites:
+    """The directory of the lake, as it is served near by and far away."""
 
-    def __init__(self, origin: WanOrigin, source: Path, told: Training | None) -> None:
-        self._origin = origin
-        self._files = sorted(source.iterdir())
-        self._told = told
-        self._saved: list[ManifestFile] = []
-
-    def save(self, path: str, step: int, *, paced: bool = True) -> None:
-        """Write the files, each told when it is complete; return when the dates of all of them tell their versions."""
-        directory = self._origin.root / path
-        directory.mkdir(parents=True)
-        self._saved = []
-        if self._told is not None:
-            self._told.save_begun(step, path)
-        for file in self._files:
-            begun = time.monotonic()
-            shutil.copyfile(file, directory / file.name)
-            if paced:
-                time.sleep(max(0.0, file.stat().st_size / SAVE_BYTES_S - (time.monotonic() - begun)))
-            if self._told is not None:
-                self._saved.append(self._closed(path, file))
-                self._told.tell(FileClosed(path=LakePath(path), file=self._saved[-1]))
-        self._closed(path, self._files[-1])
-
-    def commit(self, path: str, step: int) -> None:
-        """Say that the checkpoint is complete."""
-        if self._told is not None:
-            files = tuple(self._saved)
-            what = Committed(step=step, path=LakePath(path), save_id=f"save-{path}", marker=files[-1].path, files=files)
-            self._told.tell(what)
-
-    def _closed(self, path: str, file: Path) -> ManifestFile:
-        at = SitePath(f"{path}/{file.name}")
-        version = asyncio.run(self._version(at))
-        return ManifestFile(file.name, version.size, "", at, version)
-
-    async def _version(self, at: SitePath) -> Any:
-        site = HttpSite(SiteName("wan"), self._origin.url)
-        try:
-            while (version := (await site.stat(at)).version).generation:  # too young for its date to tell
-                await asyncio.sleep(0.1)
-            return version
-        finally:
-            await site.close()
+    near: Nginx
+    far: WanOrigin
+    source: Path
 
 
 def run(scale: float, say: Callable[[str], None]) -> Outcome:
     """Measure the three, in turns."""
     if why := why_no_mount():
         raise NotHere(why)
-    outcome = Outcome()
-    found: dict[str, list[Timed]] = {"plain": [], "predicted": [], "mispredicted": []}
-    with tempfile.TemporaryDirectory(prefix="foremount-bench-") as made:
+    outcome, rounds = Outcome(), int(os.environ.get("FOREMOUNT_BENCH_ROUNDS", ROUNDS if scale == 1.0 else 1))
+    names = ["plain", "predicted", "mispredicted"]
+    found: dict[str, list[Timed]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(prefix="foremount-bench-") as made, contextlib.ExitStack() as stack:
         base = Path(made)
-        source = base / "source"
-        written = write_checkpoint(source, layers=max(SHARDS, int(32 * scale)), width=768, vocabulary=32000, shards=SHARDS)
-        expected = read_tensors(source, [])
-        (base / "origin").mkdir()
-        with wan_origin(base / "origin", rtt_ms=RTT_MS, mbit=MBIT, log=base / "origin.log") as origin, others(origin, base):
-            for index in range(ROUNDS if scale == 1.0 else 1):
-                for name in found:
-                    say(f"round {index + 1}: {name}")
-                    timed, digest = _one(base / f"{name}-{index}", origin, source, name)
-                    found[name].append(timed)
-                    if digest != expected["digest"]:
-                        outcome.broken.append(f"{name}: the tensors differ from the source")
+        base.chmod(0o755)  # for nginx
+        written = write_checkpoint(
+            base / "source", layers=max(SHARDS, int(LAYERS * scale)), width=768, vocabulary=32000, shards=SHARDS
+        )
+        expected = digest_of({name: each for file in written.files for name, each in load_file(file).items()})
+        sites = _served(base, stack)
+        for index in range(rounds):
+            for name in names if index % 2 == 0 else reversed(names):
+                say(f"round {index + 1} of {rounds}: {name}")
+                found[name].append(_one(base / f"{name}-{index}", sites, name))
+                if found[name][-1].digest != expected:
+                    outcome.broken.append(f"{name}: the merged tensors differ from the source")
     _report(outcome, found, written.bytes)
     return outcome
+
+
+def _served(base: Path, stack: contextlib.ExitStack) -> Sites:
+    (base / "origin").mkdir(mode=0o777)
+    (base / "nginx").mkdir()
+    try:
+        near = stack.enter_context(nginx(base / "nginx", base / "origin"))
+    except Missing as exc:
+        raise NotHere(str(exc)) from exc
+    log = base / "origin.log"
+    far = stack.enter_context(wan_origin(base / "origin", rtt_ms=RTT_MS, mbit=MBIT, log=log, as_nginx=True))
+    stack.enter_context(others(far, base))
+    return Sites(near, far, base / "source")
 
 
 @contextlib.contextmanager
@@ -155,47 +156,69 @@ def others(origin: WanOrigin, base: Path) -> Iterator[None]:
         thread.join(60)
 
 
-def _one(scratch: Path, origin: WanOrigin, source: Path, name: str) -> tuple[Timed, str]:
-    """Return how long one evaluation took in a new mount with an empty cache, and the digest of what it read."""
-    scratch.mkdir()
-    (scratch / "eval").mkdir()
-    config = PLAIN if name == "plain" else FORESIGHT
-    wanted, other = f"{scratch.name}/step_1000", f"{scratch.name}/step_2000"
-    with mounted(config.replace("{url}", origin.url), scratch) as lake:
-        told = None if name == "plain" else Training("run7", [lake.run_dir.foresight_socket])
-        silent = Job(origin, source, None)
-        if name != "predicted":
-            silent.save(wanted, 1000, paced=False)
-        job = Job(origin, source, told)
-        if told is not None:
-            told.evaluation_scheduled("mmlu", 1000 if name == "predicted" else 2000, "eval")
-        if name == "predicted":
-            job.save(wanted, 1000)
-            job.commit(wanted, 1000)
-        elif name == "mispredicted":
-            job.save(other, 2000, paced=False)
-        begun = time.monotonic()
-        watching = Watching(lake, begun) if name == "predicted" else None
-        read = read_tensors(lake.root / wanted, [])
-        timed = Timed(watching.result() if watching is not None else 0.0, read["seconds"])
+def _one(scratch: Path, sites: Sites, name: str) -> Timed:
+    """Run a job, and one evaluation in a new mount with an empty cache."""
+    port, evaluated_at = free_port(), UNWANTED if name == "mispredicted" else EVALUATED
+    for part in ("training", "evaluation/eval"):
+        (scratch / part).mkdir(parents=True)
+    tokens = scratch / "tokens"
+    tokens.write_text("lake 0123456789abcdef0123\n")
+    tokens.chmod(0o600)
+    lake = sites.far.root / scratch.name
+    lake.mkdir()
+    lake.chmod(0o777)
+    training = TRAINING.replace("URL", sites.near.url).replace("NAME", scratch.name)
+    evaluation = EVALUATION.replace("URL", sites.far.url).replace("NAME", scratch.name)
+    if name != "plain":
+        training += f'[foresight]\ncontrollers = ["http://127.0.0.1:{port}"]\ntokens = "{tokens}"\n'
+        evaluation += f'[foresight]\naddress = "127.0.0.1:{port}"\ntokens = "{tokens}"\n'
+    with mounted(evaluation, scratch / "evaluation") as reads, mounted(training, scratch / "training") as writes:
+        words = ["--every", str(EVERY), "--saves", str(evaluated_at // EVERY), "--bytes-s", str(SAVE_BYTES_S)]
+        if name != "plain":
+            words += ["--controller", f"http://127.0.0.1:{port}", "--tokens", str(tokens), "--site", "eval"]
+            words += ["--evaluate-every", str(evaluated_at)]
+        with _merging(reads.root / path_of(EVALUATED), scratch / "merged.safetensors") as merge:
+            job = [sys.executable, "-m", "tests.bench.writing_job", str(writes.root), str(sites.source), *words]
+            subprocess.run(job, check=True, stdout=subprocess.DEVNULL)
+            marker = lake / path_of(evaluated_at) / MARKER
+            wait_until(marker.exists, "the commit")
+            committed_s = time.monotonic()
+            watching = Watching(reads, committed_s) if name == "predicted" else None
+            done = merge()
+        published_s = watching.result() if watching is not None else 0.0
     shutil.rmtree(scratch)
-    shutil.rmtree(origin.root / scratch.name)
-    return timed, read["digest"]
+    shutil.rmtree(lake)
+    return Timed(done["ended_s"] - committed_s, published_s, done["digest"])
+
+
+@contextlib.contextmanager
+def _merging(directory: Path, into: Path) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Yield what lets a process that has begun merge, and returns what it says."""
+    argv = [sys.executable, "-m", "tests.bench.merge", str(directory), str(into)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+
+        def merge() -> dict[str, Any]:
+            said, _ = child.communicate("go\n")
+            return dict(json.loads(said))
+
+        yield merge
 
 
 class Watching:
-    """Notes when the copy is published, beside the reading."""
+    """Notes when the copy is published, beside the merge."""
 
-    def __init__(self, lake: Lake, begun: float) -> None:
-        self._line = Training("run7", [lake.run_dir.foresight_socket])
-        self._begun = begun
+    def __init__(self, lake: Lake, begun_s: float) -> None:
+        self._line = Training(JOB, [lake.run_dir.foresight_socket])
+        self._begun_s = begun_s
         self._published_s = 0.0
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
         wait_until(lambda: [each["phase"] for each in self._line.ask("/v1/state")["replicas"]] == ["published"], "a copy")
-        self._published_s = time.monotonic() - self._begun
+        self._published_s = time.monotonic() - self._begun_s
 
     def result(self) -> float:
         """Wait for it, and return when it was."""
@@ -204,15 +227,22 @@ class Watching:
 
 
 def _report(outcome: Outcome, found: dict[str, list[Timed]], size: int) -> None:
-    middle = {name: sorted(timed, key=lambda each: each.merged_s)[len(timed) // 2] for name, timed in found.items()}
-    plain_s = middle["plain"].merged_s
-    outcome.figures["predicted_vs_remote"] = middle["predicted"].merged_s / plain_s
-    outcome.figures["mispredicted_vs_plain"] = middle["mispredicted"].merged_s / plain_s
-    outcome.figures["published_after_commit_s"] = middle["predicted"].published_s
+    """Fill in ratios as the median of the ratios of single rounds."""
     rows = []
+    plain = [each.merged_s for each in found["plain"]]
     for name, timed in found.items():
         times = [each.merged_s for each in timed]
-        row = f"{middle[name].merged_s:.2f} s ({min(times):.2f}-{max(times):.2f})"
-        rows.append([name, row, f"{middle[name].merged_s / plain_s:.3f}"])
-    title = f"{size / 1e6:.0f} MB in {SHARDS} files, all tensors read; {MBIT:.0f} Mbit/s, {RTT_MS:.0f} ms, one other transfer"
-    outcome.sections.append(Section(title, ["", "merge (range)", "against plain"], rows))
+        ratios = [one / other for one, other in zip(times, plain, strict=True)]
+        outcome.figures[f"{name}_s"] = median(times)
+        spread = f"{median(times):.2f} s ({min(times):.2f} to {max(times):.2f})"
+        rows.append([name, spread, f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"])
+        if name != "plain":
+            figure = "predicted_vs_remote" if name == "predicted" else "mispredicted_vs_plain"
+            outcome.figures[figure] = median(ratios)
+    outcome.figures["published_after_commit_s"] = median([each.published_s for each in found["predicted"]])
+    limit_s = size / (MBIT * 1e6 / 8 - OTHER_BYTES_S) + 3 * RTT_MS / 1e3
+    outcome.figures["plain_vs_limit"] = median(plain) / limit_s
+    title = (
+        f"{size / 1e6:.0f} MB in {SHARDS} files, all tensors merged; {MBIT:.0f} Mbit/s, {RTT_MS:.0f} ms, one other transfer"
+    )
+    outcome.sections.append(Section(title, ["", "commit to merged (range)", "against plain"], rows))

@@ -40,6 +40,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.servers import origin_answers
 from tests.servers.origin_answers import (
     BadRequest,
     Request,
@@ -402,16 +403,23 @@ class WanOrigin:
 
 @contextlib.contextmanager
 def wan_origin(
-    root: Path, *, rtt_ms: float = 100, mbit: float = 1000, listing: str = "json", log: Path | None = None
+    root: Path,
+    *,
+    rtt_ms: float = 100,
+    mbit: float = 1000,
+    listing: str = "json",
+    log: Path | None = None,
+    as_nginx: bool = False,
 ) -> Iterator[WanOrigin]:
     """Run an origin over `root` in a process of its own.
 
     Args:
+        as_nginx: with the ETags that nginx states of the same files.
         mbit: of all connections together; 0 means no cap.
         log: takes what it says on stderr; None lets it through.
     """
     argv = [sys.executable, "-m", "tests.servers.wan_origin", str(root), "--port", "0"]
-    argv += ["--rtt-ms", str(rtt_ms), "--mbit", str(mbit), "--listing", listing]
+    argv += ["--rtt-ms", str(rtt_ms), "--mbit", str(mbit), "--listing", listing, *(["--as-nginx"] if as_nginx else [])]
     project = Path(__file__).resolve().parents[2]
     with log.open("ab") if log else contextlib.nullcontext() as errors:
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, cwd=project, start_new_session=True)
@@ -446,7 +454,9 @@ def main() -> None:
     parser.add_argument("--rtt-ms", type=float, default=100)
     parser.add_argument("--mbit", type=float, default=1000, help="shared by all connections; 0: no cap")
     parser.add_argument("--listing", choices=["json", "html"], default="json")
+    parser.add_argument("--as-nginx", action="store_true", help="state the ETags that nginx does")
     given = parser.parse_args()
+    origin_answers.as_nginx = given.as_nginx
 
     async def serve() -> None:
         await run(Origin(given.root, given.rtt_ms, given.mbit, given.listing), given.port)

@@ -16,11 +16,13 @@ from vfs.clock import Clock
 from vfs.foresight import keys
 from vfs.foresight.controller.intake import SEEN_S, Marks, accept
 from vfs.foresight.model import Event, FileCopy, Phase, ReplicaId, ReplicaRecord
-from vfs.foresight.stores.protocol import Delete, LeaseId, Put, Store, every, write_all
+from vfs.foresight.stores.protocol import Delete, LeaseId, Put, Store, every, pages, write_all
 
 log = logging.getLogger(__name__)
 OPEN_S = 30.0
 """A mount that has not said for so long what it reads from reads nothing any more."""
+OFFERED_AT_ONCE = 100
+"""Copies in one piece of the first answer: with the files of all of them a line of some MiB."""
 
 
 class Offered(msgspec.Struct, frozen=True):
@@ -34,7 +36,8 @@ class Offers(msgspec.Struct, frozen=True):
     """What has changed.
 
     Attributes:
-        all: these are all there are; what was offered before and is not among them is not offered any more.
+        all: with these, all that there are have been offered since the line began; what was offered before that and has not
+            been since is not offered any more.
         withdrawn: not to be read from any more.
     """
 
@@ -51,7 +54,7 @@ class Line(Protocol):
         ...
 
     def offers(self) -> AsyncIterator[Offers]:
-        """Yield all that is offered and then what changes, until the line breaks."""
+        """Yield all that is offered, in pieces, and then what changes, until the line breaks."""
         ...
 
     async def reads(self, mount: str, replicas: Sequence[ReplicaId]) -> None:
@@ -76,10 +79,16 @@ class Direct:
         return sum([await accept(self._store, event, self._marks, self._clock.wall_ns()) for event in events])
 
     async def offers(self) -> AsyncIterator[Offers]:
-        items, revision = await every(self._store, keys.REPLICAS)
-        records = [keys.decode(item.value, ReplicaRecord) for item in items]
-        shown = {record.id for record in records if record.phase is Phase.PUBLISHED}
-        yield Offers([await self._offered(record) for record in records if record.id in shown], all=True)
+        revision, shown = None, set[ReplicaId]()
+        async for page in pages(self._store, keys.REPLICAS):
+            revision = page.revision if revision is None else revision
+            records = [keys.decode(item.value, ReplicaRecord) for item in page.items]
+            offering = [record for record in records if record.phase is Phase.PUBLISHED]
+            shown.update(record.id for record in offering)
+            for start in range(0, len(offering), OFFERED_AT_ONCE):
+                yield Offers([await self._offered(record) for record in offering[start : start + OFFERED_AT_ONCE]])
+        assert revision is not None
+        yield Offers(all=True)
         async with contextlib.aclosing(self._store.watch(keys.REPLICAS, revision)) as watch:  # type: ignore[type-var]
             async for changes in watch:
                 offered, withdrawn = [], []

@@ -34,15 +34,19 @@ from vfs.foresight.stores.protocol import NO_LEASE, Change, Compacted, Delete, I
 
 LOG_MAX = 65_536
 GRACE_S = 30.0
-"""After a restart leases live at least this long, or as long as they ever do: nobody could renew them meanwhile."""
+"""After a restart leases live at least this long, or as long as they ever do: nobody could renew them meanwhile. So one that
+lives no longer need not be written when it is renewed, and the lead is not lost because a disk takes some seconds."""
 _MAP_BYTES = 64 << 30
 _RETRY_S = 0.1
 _FORMAT = b"1"
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     revision: int
     lease: int
+
+
+class _Kept(_Head, frozen=True, array_like=True, gc=False):
     value: bytes
 
 
@@ -86,8 +90,7 @@ class Embedded:
         self._leases: dict[LeaseId, _Lease] = {}
         self._ends: list[tuple[float, LeaseId]] = []
         self._lease_wake = asyncio.Event()
-        self._load()
-        self._tasks = [asyncio.ensure_future(self._write_all()), asyncio.ensure_future(self._end_leases())]
+        self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def open(cls, directory: str, clock: Clock, *, wait: bool = False) -> Embedded:
@@ -115,7 +118,14 @@ class Embedded:
         except BaseException:
             os.close(lock)
             raise
-        return cls(env, lock, clock)
+        store = cls(env, lock, clock)
+        try:
+            await asyncio.get_running_loop().run_in_executor(store._thread, store._load)  # it goes through all items
+        except BaseException:
+            await store.close()
+            raise
+        store._tasks = [asyncio.ensure_future(store._write_all()), asyncio.ensure_future(store._end_leases())]
+        return store
 
     def _load(self) -> None:
         with self._env.begin(write=True) as txn:
@@ -133,7 +143,7 @@ class Embedded:
                     self._leases[LeaseId(int(key))] = _Lease(ttl_s, now_s + left_s, now_s + left_s)
             with txn.cursor(self._items) as cursor:
                 for key, raw in cursor:
-                    lease = LeaseId(_kept.decode(raw).lease)
+                    lease = LeaseId(_head.decode(raw).lease)
                     if lease in self._leases:
                         self._leases[lease].keys.add(key.decode())
                     elif lease:
@@ -246,7 +256,7 @@ class Embedded:
                 for change in write.changes:
                     key = change.key.encode()
                     before = txn.get(key)
-                    lease_before = _kept.decode(before).lease if before is not None else 0
+                    lease_before = _head.decode(before).lease if before is not None else 0
                     if isinstance(change, Put):
                         txn.put(key, _encoder.encode(_Kept(revision, change.lease, change.value)))
                         moved.append((change.key, lease_before, int(change.lease)))
@@ -313,7 +323,7 @@ class Embedded:
         if known is None:
             return False
         known.ends_s = self._clock.monotonic_s() + known.ttl_s
-        if known.ends_s - known.kept_ends_s > known.ttl_s / 2:
+        if known.ttl_s > GRACE_S and known.ends_s - known.kept_ends_s > known.ttl_s / 2:
             await self._keep_lease(lease)
         return lease in self._leases
 
@@ -343,10 +353,11 @@ class Embedded:
 
 _encoder = msgspec.msgpack.Encoder()
 _kept = msgspec.msgpack.Decoder(_Kept)
+_head = msgspec.msgpack.Decoder(_Head)
 
 
 def _revision_of(raw: bytes | None) -> int:
-    return 0 if raw is None else _kept.decode(raw).revision
+    return 0 if raw is None else _head.decode(raw).revision
 
 
 def _translate(error: lmdb.Error) -> Exception:

@@ -35,6 +35,8 @@ class Etcd:
         self._endpoints = list(endpoints)
         self._prefix = prefix
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+        # connections of its own: a renewal does not wait behind the hundreds of requests of replicas at work
+        self._lease_session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
 
     @classmethod
     def at(cls, url: str) -> Etcd:
@@ -51,16 +53,17 @@ class Etcd:
 
     async def close(self) -> None:
         await self._session.close()
+        await self._lease_session.close()
 
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the first member that gives one.
 
         A write goes to another member only where it can't have arrived: what was sent may have been done.
         """
-        trouble = ""
+        trouble, session = "", self._lease_session if path.startswith("lease/") else self._session
         for endpoint in list(self._endpoints):
             try:
-                async with self._session.post(f"{endpoint}/v3/{path}", json=body) as response:
+                async with session.post(f"{endpoint}/v3/{path}", json=body) as response:
                     answer = json.loads(await response.read() or b"{}")
                     if response.status == 200:
                         return dict(answer)
