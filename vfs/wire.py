@@ -216,11 +216,12 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         root: directory of the store that holds it now: the cache, or memory when the cache disk can't be used.
-        here: file of this host that is a copy of all of it, made and verified ahead; "" for none.
+        here_root, here: file of this host, below a directory, that is a copy of all of it, made and verified ahead; "": none.
         here_version: of that file, as a `local` site states it.
     """
 
     root: str
+    here_root: str = ""
     here: str = ""
     here_version: Version | None = None
 

@@ -31,6 +31,7 @@ BENCHES = {
     "evaluate": ("tests.bench.evaluate", "an evaluation at another site: commit to merged, predicted and mispredicted"),
     "urgent": ("tests.bench.urgent", "an urgent copy on a full link against an empty one; 208 copies of mixed priority"),
     "catalog": ("tests.bench.catalog", "a controller of 100,000 hints and 1,000,000 copies: recovery, memory, decisions"),
+    "published": ("tests.bench.published", "from a published copy to mounts that read from it, over LMDB and over etcd"),
     "storm": ("tests.bench.storm", "64 readers at once: 3 copies of hot bytes against hints; a model of up to 100,000 ranks"),
     "node-load": ("tests.bench.node_load", "another load on a storage node, alone and beside transforms"),
     "crash": ("tests.bench.crash", "kill -9 of the fs worker under verifying readers"),

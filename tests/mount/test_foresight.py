@@ -133,7 +133,7 @@ def test_same_path_is_read_from_the_copy_that_was_made_while_it_was_saved(world:
     world.told.evaluation_scheduled("mmlu", 1000, "eval")
     path = save(world, 1000)
     world.reaches("published")
-    wait_until(lambda: offered(world.evaluation) == 1, "the mount to hear of it")
+    wait_until(lambda: offered(world.evaluation) == offered(world.training) == 1, "every mount to hear of it")
     before = world.gets(path)
     later = "small_19.bin"
     for name, body in FILES.items():

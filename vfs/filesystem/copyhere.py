@@ -6,13 +6,13 @@ import logging
 import os
 
 from vfs import wire
+from vfs.filesystem.beneath import open_beneath
 from vfs.filesystem.scratch import read_at
 from vfs.filesystem.tree import Buffer, Push, Source
 from vfs.model import LakePath, version_of
 from vfs.usage import Source as From
 
 log = logging.getLogger(__name__)
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def copy_here(path: LakePath, opened: wire.Opened, held: Source) -> Source:
@@ -20,7 +20,7 @@ def copy_here(path: LakePath, opened: wire.Opened, held: Source) -> Source:
     if opened.here_version is None:
         return held
     try:
-        fd = os.open(opened.here, _READ)
+        fd = open_beneath(opened.here_root, opened.here, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as exc:
         log.info("%s: the copy on this host can't be opened: %s", path, exc.strerror)
         return held

@@ -248,6 +248,7 @@ class Mounted:
 
     Attributes:
         noticed: told by the uploads.
+        heard_after_s: how long after it was published the last copy was heard of, by the clocks of both hosts; to be shown.
     """
 
     def __init__(self, line: Line, published: Published, noticed: Noticed, benefit: Benefit, name: str, clock: Clock) -> None:
@@ -258,6 +259,7 @@ class Mounted:
         self._name = name
         self._clock = clock
         self.connected = False
+        self.heard_after_s = 0.0
 
     async def run(self) -> None:
         """Follow the offers, say what is read, and tell what is noticed, until it is cancelled."""
@@ -273,6 +275,7 @@ class Mounted:
             "controller_answers": self.connected,
             "copies_offered": len(self._published.replicas()),
             "copies_read": len(self._published.in_use()),
+            "heard_after_s": round(self.heard_after_s, 4),
             "untold": self.noticed.untold,
         }
 
@@ -290,6 +293,8 @@ class Mounted:
                         self._benefit.put(offered.replica, offered.files)
                         if there is not None:
                             there.add(offered.replica.id)
+                        else:
+                            self.heard_after_s = (self._clock.wall_ns() - offered.replica.published_ns) / 1e9
                     if offers.all and there is not None:
                         for name in set(self._published.replicas()) - there:
                             self._remove(name)

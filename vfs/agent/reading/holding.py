@@ -57,8 +57,11 @@ class Holding:
         copies = self._published.of(identity) if self._published is not None else []
         return identity, key, await self._fetcher.hold(identity, found, serving=serving, copies=copies)
 
-    def here(self, path: LakePath, identity: Identity) -> tuple[str, Version] | None:
+    def here(self, path: LakePath, identity: Identity) -> tuple[str, str, Version] | None:
         """Return a file of this host that is a copy of a whole object made ahead, where the policy has it serve first.
+
+        Returns:
+            The site's directory, the path below it, and the file's version there.
 
         It counts as read whole: what the kernel reads from it, nobody else sees.
         """
@@ -66,7 +69,7 @@ class Holding:
             return None
         point = self._mounts.find(path)
         copies = self._published.of(identity)
-        local = {copy.identity.site: copy for copy in copies if not copy.ranges and self._published.host_path(copy.identity)}
+        local = {copy.identity.site: copy for copy in copies if not copy.ranges and self._published.directory(copy.identity)}
         if not local or point is None:
             return None
         remote = {copy.identity.site for copy in copies} | {replica.site for replica in point.replicas}
@@ -76,7 +79,7 @@ class Holding:
             return None
         copy = local[first[0]].identity
         self._fetcher.opened_here(copy, identity)
-        return self._published.host_path(copy), copy.version
+        return self._published.directory(copy), copy.path, copy.version
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`."""

@@ -23,7 +23,7 @@ class Objects:
         self._fetcher = fetcher
         self._prefetcher = prefetcher
         self._open: dict[ObjectKey, tuple[Identity, int]] = {}
-        self._here: dict[ObjectKey, tuple[str, Version]] = {}
+        self._here: dict[ObjectKey, tuple[str, str, Version]] = {}
 
     def identity(self, path: LakePath, version: Version) -> Identity:
         """Return which object of which site a version of a path is.
@@ -45,8 +45,8 @@ class Objects:
             self._prefetcher.opened(identity, path)
         return key, root
 
-    def here(self, key: ObjectKey) -> tuple[str, Version] | None:
-        """Return the file of this host that an open object can be read from, and its version there."""
+    def here(self, key: ObjectKey) -> tuple[str, str, Version] | None:
+        """Return the file of this host that an open object can be read from: directory, path below it, version there."""
         return self._here.get(key)
 
     async def need(self, key: ObjectKey, offset: int, length: int, *, broken: int = -1, background: bool = False) -> str:

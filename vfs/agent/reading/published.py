@@ -94,10 +94,9 @@ class Published:
         turns = dict(zip((crowd[index] for index in self._order(origin, crowd)), range(len(crowd)), strict=True))
         return [Copy(copy.identity, copy.ranges, turns.get(replica)) for replica, copy in found.items()]
 
-    def host_path(self, copy: Identity) -> str:
-        """Return where a copy lies on this host, "" where it does not."""
-        directory = self._directories.get(copy.site)
-        return f"{directory}/{copy.path}" if directory else ""
+    def directory(self, copy: Identity) -> str:
+        """Return the directory of this host below which a copy lies, "" where it lies elsewhere."""
+        return self._directories.get(copy.site, "")
 
     def replicas(self) -> list[ReplicaId]:
         """Return the copies that are offered."""

@@ -302,9 +302,9 @@ class _Lead:
 
     def _place_anew(self, name: str) -> None:
         """Place the hints of a checkpoint that wait for it to be known: what is hot lies in its files."""
-        waiting = [hint for hint in self._checkpoints.get(name, ()) if self._hints[hint].world_size and hint not in self._of]
-        self._new_hints += [self._hints[hint] for hint in waiting]
-        self._work.set()
+        for hint in self._checkpoints.get(name, ()):
+            if self._hints[hint].world_size and hint not in self._of:
+                self._to_be_placed(self._hints[hint])
 
     # --- the work -------------------------------------------------------------------------------------------------
 
