@@ -1,9 +1,10 @@
 """How soon mounts read from a copy that was published: four mounts, and a controller over the embedded store or over etcd.
 
 A checkpoint of one file lies at an HTTP origin; its commit is told, it is copied and published. Each mount says how long
-after the controller's own note that it is published it heard of it, from when on whoever opens the file has the copy. Then the file
-is opened and read at every mount, and the origin's bytes are counted: all that it may send is one control read for each. With
-etcd there are two controllers, and the mounts ask the one that does not lead: what the leader publishes comes by the watch.
+after the controller's own note that it is published it heard of it: whoever opens the file from then on has the copy. Then
+it is opened and read at every mount, and the origin's bytes are counted: all that it may send is one control read for each.
+With etcd there are two controllers, and the mounts ask the one that does not lead: what the leader publishes comes by the
+watch.
 """
 
 from __future__ import annotations
