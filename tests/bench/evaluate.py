@@ -1,9 +1,9 @@
 """An evaluation at another site, 100 ms away: from the commit of a checkpoint to its merge, with and without prediction.
 
-A job saves a checkpoint every 500 steps through a writing mount at its own site, to an nginx there. At the other site every
-second one is evaluated: at the commit (the marker is at the origin) the unmodified safetensors library reads all tensors
-through a mount of that site and writes them as one file. Between the sites lies one line of 1 Gbit/s, a quarter of which
-somebody else takes all the while. Nobody announces an evaluation: the job has said once how often it is evaluated.
+A job saves a checkpoint every 500 steps through a writing mount at its own site, to an HTTP server near by. At the other
+site every second one is evaluated: at the commit (the marker is at the origin) the unmodified safetensors library reads
+all tensors through a mount of that site and writes them as one file. Between the sites lies one line of 1 Gbit/s, a quarter
+of which somebody else takes all the while. Nobody announces an evaluation: the job has said once how often it is evaluated.
 
 plain         no foresight at either mount
 predicted     step 1000 is evaluated, as the job said
@@ -36,9 +36,7 @@ from tests.bench.merge import digest_of
 from tests.bench.report import Outcome, Section
 from tests.bench.writing_job import JOB, MARKER, path_of
 from tests.lake import Lake, mounted, wait_until, why_no_mount
-from tests.servers import Missing
 from tests.servers.lifecycle import free_port
-from tests.servers.nginx import Nginx, nginx
 from tests.servers.wan_origin import WanOrigin, wan_origin
 from vfs.training import Training
 
@@ -52,8 +50,8 @@ ROUNDS = 3
 TRAINING = """
 [sites.origin]
 kind = "http"
-url = "URL/dav/NAME"
-writes = "webdav"
+url = "URL/NAME"
+writes = "put"
 [[mounts]]
 prefix = "/"
 site = "origin"
@@ -88,15 +86,6 @@ class Timed:
     digest: str
 
 
-@dataclass(frozen=True)
-class Sites:
-    """The directory of the lake, as it is served near by and far away."""
-
-    near: Nginx
-    far: WanOrigin
-    source: Path
-
-
 def run(scale: float, say: Callable[[str], None]) -> Outcome:
     """Measure the three, in turns."""
     if why := why_no_mount():
@@ -106,33 +95,22 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
     found: dict[str, list[Timed]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="foremount-bench-") as made, contextlib.ExitStack() as stack:
         base = Path(made)
-        base.chmod(0o755)  # for nginx
         written = write_checkpoint(
             base / "source", layers=max(SHARDS, int(LAYERS * scale)), width=768, vocabulary=32000, shards=SHARDS
         )
         expected = digest_of({name: each for file in written.files for name, each in load_file(file).items()})
-        sites = _served(base, stack)
+        (base / "origin").mkdir()
+        served = wan_origin(base / "origin", rtt_ms=RTT_MS, mbit=MBIT, log=base / "origin.log")
+        origin = stack.enter_context(served)
+        stack.enter_context(others(origin, base))
         for index in range(rounds):
             for name in names if index % 2 == 0 else reversed(names):
                 say(f"round {index + 1} of {rounds}: {name}")
-                found[name].append(_one(base / f"{name}-{index}", sites, name))
+                found[name].append(_one(base / f"{name}-{index}", origin, base / "source", name))
                 if found[name][-1].digest != expected:
                     outcome.broken.append(f"{name}: the merged tensors differ from the source")
     _report(outcome, found, written.bytes)
     return outcome
-
-
-def _served(base: Path, stack: contextlib.ExitStack) -> Sites:
-    (base / "origin").mkdir(mode=0o777)
-    (base / "nginx").mkdir()
-    try:
-        near = stack.enter_context(nginx(base / "nginx", base / "origin"))
-    except Missing as exc:
-        raise NotHere(str(exc)) from exc
-    log = base / "origin.log"
-    far = stack.enter_context(wan_origin(base / "origin", rtt_ms=RTT_MS, mbit=MBIT, log=log, as_nginx=True))
-    stack.enter_context(others(far, base))
-    return Sites(near, far, base / "source")
 
 
 @contextlib.contextmanager
@@ -156,7 +134,7 @@ def others(origin: WanOrigin, base: Path) -> Iterator[None]:
         thread.join(60)
 
 
-def _one(scratch: Path, sites: Sites, name: str) -> Timed:
+def _one(scratch: Path, origin: WanOrigin, source: Path, name: str) -> Timed:
     """Run a job, and one evaluation in a new mount with an empty cache."""
     port, evaluated_at = free_port(), UNWANTED if name == "mispredicted" else EVALUATED
     for part in ("training", "evaluation/eval"):
@@ -164,11 +142,10 @@ def _one(scratch: Path, sites: Sites, name: str) -> Timed:
     tokens = scratch / "tokens"
     tokens.write_text("lake 0123456789abcdef0123\n")
     tokens.chmod(0o600)
-    lake = sites.far.root / scratch.name
+    lake = origin.root / scratch.name
     lake.mkdir()
-    lake.chmod(0o777)
-    training = TRAINING.replace("URL", sites.near.url).replace("NAME", scratch.name)
-    evaluation = EVALUATION.replace("URL", sites.far.url).replace("NAME", scratch.name)
+    training = TRAINING.replace("URL", origin.near_url).replace("NAME", scratch.name)
+    evaluation = EVALUATION.replace("URL", origin.url).replace("NAME", scratch.name)
     if name != "plain":
         training += f'[foresight]\ncontrollers = ["http://127.0.0.1:{port}"]\ntokens = "{tokens}"\n'
         evaluation += f'[foresight]\naddress = "127.0.0.1:{port}"\ntokens = "{tokens}"\n'
@@ -178,7 +155,7 @@ def _one(scratch: Path, sites: Sites, name: str) -> Timed:
             words += ["--controller", f"http://127.0.0.1:{port}", "--tokens", str(tokens), "--site", "eval"]
             words += ["--evaluate-every", str(evaluated_at)]
         with _merging(reads.root / path_of(EVALUATED), scratch / "merged.safetensors") as merge:
-            job = [sys.executable, "-m", "tests.bench.writing_job", str(writes.root), str(sites.source), *words]
+            job = [sys.executable, "-m", "tests.bench.writing_job", str(writes.root), str(source), *words]
             subprocess.run(job, check=True, stdout=subprocess.DEVNULL)
             marker = lake / path_of(evaluated_at) / MARKER
             wait_until(marker.exists, "the commit")

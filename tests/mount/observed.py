@@ -77,8 +77,12 @@ def why_no_tls() -> str:
 
 
 @contextmanager
-def observed(base: Path, origin: WanOrigin, name: str) -> Iterator[Observed]:
-    """Mount a directory of the origin with everything that looks at it."""
+def observed(base: Path, origin: WanOrigin, name: str, *, more: str = "") -> Iterator[Observed]:
+    """Mount a directory of the origin with everything that looks at it.
+
+    Args:
+        more: of the configuration.
+    """
     files = origin.root / name
     for directory in (files / "ckpt", base / "here", base / "policies"):
         directory.mkdir(parents=True)
@@ -87,7 +91,7 @@ def observed(base: Path, origin: WanOrigin, name: str) -> Iterator[Observed]:
     tokens = base / "tokens"
     tokens.write_text("".join(f"{role} tester-{role} {token}\n" for role, token in TOKENS.items()))
     tokens.chmod(0o600)
-    with mounted(CONFIG.replace("URL", f"{origin.url}/{name}"), base) as lake:
+    with mounted(CONFIG.replace("URL", f"{origin.url}/{name}") + more, base) as lake:
         address = lake.status()["agent_says"]["admin"]["address"]
         context = ssl.create_default_context(cafile=str(base / "host.pem"))
         yield Observed(lake, f"https://{address}", files, context)

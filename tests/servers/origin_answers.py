@@ -52,14 +52,8 @@ def locate(root: Path, path: str) -> Path:
     return root / path.strip("/")
 
 
-as_nginx = False
-"""Whether ETags are those that nginx states of the same files: for one directory that is served by both."""
-
-
 def etag_of(info: os.stat_result) -> str:
     """Return a strong ETag that changes with every write."""
-    if as_nginx:
-        return f'"{int(info.st_mtime):x}-{info.st_size:x}"'
     return f'"{info.st_mtime_ns:x}.{info.st_size:x}.{info.st_ino:x}"'
 
 

@@ -2,8 +2,9 @@
 
     python -m tests.servers.wan_origin ROOT --port 0 --rtt-ms 100 --mbit 1000
 
-prints its port as the first line. Each request pays one round trip, the first one of a connection a second one (the TCP
-handshake). All connections share the cap. Bodies go out with sendfile in pieces, so that 10 Gbit/s cost little CPU.
+prints its port as the first line, and the one where the same folder is near by: without round trips, and written by PUT. Each
+request pays one round trip, the first one of a connection a second one (the TCP handshake). All connections share the cap.
+Bodies go out with sendfile in pieces, so that 10 Gbit/s cost little CPU.
 
 Directories are listed as nginx's autoindex does in JSON, with one key more: "etag". ETags are strong and change with every
 write (mtime in ns, size, inode). Control paths, not charged with the round trip:
@@ -40,7 +41,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from tests.servers import origin_answers
 from tests.servers.origin_answers import (
     BadRequest,
     Request,
@@ -134,7 +134,11 @@ class Origin:
         self.released = asyncio.Event()
         self.dice = random.Random(7)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_near(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of a client that is near by, and may write."""
+        await self.serve(reader, writer, near=True)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, near: bool = False) -> None:
         """Answer one connection's requests until either side ends it."""
         fresh = True
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError, BadRequest):
@@ -144,6 +148,12 @@ class Origin:
                 if request.path.startswith("/__"):
                     await Reply(writer, request).json(*self.control(request))
                     continue
+                if near and request.method in ("PUT", "DELETE"):
+                    await self.change(request, Reply(writer, request))
+                    continue
+                if near:
+                    await self.answer(request, writer)
+                    continue
                 self.stats.connections += fresh
                 await asyncio.sleep(self.rtt_s * (2 if fresh else 1))
                 fresh = False
@@ -152,6 +162,18 @@ class Origin:
                     break
         with contextlib.suppress(ConnectionError):
             writer.close()
+
+    async def change(self, request: Request, reply: Reply) -> None:
+        """Store or remove a file; one that is read meanwhile stays whole."""
+        target = locate(self.root, request.path)
+        if request.method == "DELETE":
+            target.unlink(missing_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            hidden = target.with_name(f".{target.name}.part")
+            await asyncio.to_thread(hidden.write_bytes, request.body)
+            hidden.rename(target)
+        await reply.empty(204)
 
     def control(self, request: Request) -> tuple[int, Any]:
         """Carry out a control request; return status and answer."""
@@ -362,15 +384,21 @@ class WanOrigin:
 
     Attributes:
         root: the folder that it serves; tests put their files below a directory of their own.
+        near_port: where the folder is served without round trips, and written by PUT.
     """
 
     root: Path
     port: int
     pid: int
+    near_port: int
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def near_url(self) -> str:
+        return f"http://127.0.0.1:{self.near_port}"
 
     def stats(self) -> dict[str, Any]:
         """Return the counters (see the module's text)."""
@@ -409,26 +437,24 @@ def wan_origin(
     mbit: float = 1000,
     listing: str = "json",
     log: Path | None = None,
-    as_nginx: bool = False,
 ) -> Iterator[WanOrigin]:
     """Run an origin over `root` in a process of its own.
 
     Args:
-        as_nginx: with the ETags that nginx states of the same files.
         mbit: of all connections together; 0 means no cap.
         log: takes what it says on stderr; None lets it through.
     """
     argv = [sys.executable, "-m", "tests.servers.wan_origin", str(root), "--port", "0"]
-    argv += ["--rtt-ms", str(rtt_ms), "--mbit", str(mbit), "--listing", listing, *(["--as-nginx"] if as_nginx else [])]
+    argv += ["--rtt-ms", str(rtt_ms), "--mbit", str(mbit), "--listing", listing]
     project = Path(__file__).resolve().parents[2]
     with log.open("ab") if log else contextlib.nullcontext() as errors:
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, cwd=project, start_new_session=True)
     assert child.stdout is not None
     try:
-        port = int(child.stdout.readline() or b"0")
-        if not port:
+        ports = child.stdout.readline().split()
+        if not ports:
             raise RuntimeError(f"the origin ended with {child.wait()}")
-        yield WanOrigin(root, port, child.pid)
+        yield WanOrigin(root, int(ports[0]), child.pid, int(ports[1]))
     finally:
         child.terminate()
         child.wait(10)
@@ -438,12 +464,14 @@ def wan_origin(
 async def run(origin: Origin, port: int) -> None:
     """Serve until SIGTERM or SIGINT."""
     server = await asyncio.start_server(origin.serve, "127.0.0.1", port, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    near = await asyncio.start_server(origin.serve_near, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], near.sockets[0].getsockname()[1], flush=True)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await ended.wait()
     server.close()
+    near.close()
 
 
 def main() -> None:
@@ -454,9 +482,7 @@ def main() -> None:
     parser.add_argument("--rtt-ms", type=float, default=100)
     parser.add_argument("--mbit", type=float, default=1000, help="shared by all connections; 0: no cap")
     parser.add_argument("--listing", choices=["json", "html"], default="json")
-    parser.add_argument("--as-nginx", action="store_true", help="state the ETags that nginx does")
     given = parser.parse_args()
-    origin_answers.as_nginx = given.as_nginx
 
     async def serve() -> None:
         await run(Origin(given.root, given.rtt_ms, given.mbit, given.listing), given.port)

@@ -251,6 +251,38 @@ async def test_closed_files_are_copied_before_the_commit_and_shown_after_it(worl
     assert world.site.copied == 1
 
 
+async def test_file_that_is_closed_while_another_is_copied_does_not_wait_for_it(world: World) -> None:
+    await world.tell(EvaluationScheduled(evaluation="a", step=1000, site=EVAL))
+    await world.tell(SaveBegun(step=1000, path=PATH))
+    first, second = world.write_file("x"), world.write_file("y")
+    await world.tell(FileClosed(path=PATH, file=first))
+    await world.intake.take_in()
+    for item in (await every(world.store, keys.HINTS))[0]:
+        await world.reconciler.admit(keys.decode(item.value, Hint), [PLACE])
+    (replica,) = await world.replicas()
+    let_go, begun = asyncio.Event(), asyncio.Queue[list[str]]()
+    copy = world.site.copy
+
+    async def slow(
+        replica: ReplicaRecord, files: Sequence[ManifestFile], done: Callable[[FileCopy], Awaitable[None]]
+    ) -> None:
+        begun.put_nowait([file.path for file in files])
+        await let_go.wait()
+        await copy(replica, files, done)
+
+    world.site.copy = slow  # type: ignore[method-assign]
+    step = asyncio.ensure_future(world.reconciler.step(replica.id))
+    assert await begun.get() == ["x"]
+    await world.tell(FileClosed(path=PATH, file=second))
+    await world.intake.take_in()
+    world.reconciler.more(replica.id)
+    assert await begun.get() == ["y"]
+    let_go.set()
+    assert (await step).step is Step.COPY
+    (replica,) = await world.replicas()
+    assert (replica.files, world.site.copied) == (2, 2)
+
+
 async def test_commit_whose_files_are_not_all_there_publishes_nothing(world: World) -> None:
     await world.tell(EvaluationScheduled(evaluation="a", step=1000, site=EVAL))
     await world.tell(SaveBegun(step=1000, path=PATH))

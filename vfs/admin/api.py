@@ -61,6 +61,7 @@ from vfs.errors import (
     Unavailable,
     Unsupported,
 )
+from vfs.foresight.board import Board
 from vfs.model import NAME_BYTES_MAX, LakePath
 from vfs.units import encode_unit
 
@@ -239,6 +240,10 @@ class Api:
 
     async def rooms(self, request: web.Request) -> web.Response:
         return _json(self._facts.rooms())
+
+    async def foresight(self, request: web.Request) -> web.Response:
+        board = self._facts.board
+        return _json(Board() if board is None else await board())
 
     async def samples(self, request: web.Request) -> web.Response:
         _query(request, None)

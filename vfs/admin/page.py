@@ -13,6 +13,8 @@ _FILES = {
     "/": ("index.html", "text/html"),
     "/page/app.js": ("app.js", "text/javascript"),
     "/page/chart.js": ("chart.js", "text/javascript"),
+    "/page/foresight.js": ("foresight.js", "text/javascript"),
+    "/page/foresight.css": ("foresight.css", "text/css"),
     "/page/style.css": ("style.css", "text/css"),
 }
 _HEADERS = {

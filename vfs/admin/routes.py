@@ -13,6 +13,7 @@ import msgspec
 from vfs import __version__
 from vfs.admin import records
 from vfs.admin.records import PATH_CHARS_MAX
+from vfs.foresight.board import Board
 
 READ, OPERATE, ADMIN = "read", "operate", "admin"
 JSON, LINES, EVENTS, TEXT = "application/json", "application/x-ndjson", "text/event-stream", "text/plain"
@@ -69,6 +70,8 @@ ROUTES = [
           dict[str, Any]),
     Route("GET", "/v1/samples/timeline", "timeline", READ, "when each (step, rank) of a job was prepared, read and left",
           dict[str, Any], query=records.TimelineQuery),
+    Route("GET", "/v1/foresight", "foresight", READ, "evaluations on a time line, copies by rack, who reads from them", Board,
+          snapshot=True),
     Route("GET", "/v1/rooms", "rooms", READ, "facts that have no resource of their own", records.Rooms, snapshot=True),
     Route("GET", "/v1/events", "events", READ, "what happens, as server-sent events", records.Event,
           query=records.EventsQuery, media=EVENTS),

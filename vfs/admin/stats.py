@@ -6,7 +6,7 @@ Collects from the rooms and keeps nothing. A room that wants its facts shown, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -41,6 +41,7 @@ from vfs.agent.writing.checkpoints import Checkpoints
 from vfs.clock import Clock
 from vfs.extents.fetch import Fetcher
 from vfs.extents.store import Store
+from vfs.foresight.board import Board
 from vfs.model import LakePath
 from vfs.namespace.mounts import MountTable
 from vfs.policy.facts import Access
@@ -86,6 +87,7 @@ class Facts:
         self._rooms = rooms
         self.checkpoints = checkpoints
         self.samples: SampleRooms | None = None
+        self.board: Callable[[], Awaitable[Board]] | None = None
 
     def _now_s(self) -> float:
         return self._clock.wall_ns() / 1e9

@@ -219,6 +219,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             stack.callback(spans.close)
             rooms["spans"] = spans.facts
         shown = Facts(facts, policies, accounts, fetcher, copies, store, mounts, rules, clock, rooms, found)
+        if foresight is not None:
+            shown.board = foresight.board
         if loaded.samples is not None:
             lake = AgentLake(mounts, sites, metadata, holding, fetcher)
             shown.samples = await stack.enter_async_context(SampleRooms.running(loaded, lake, rundir, clock))

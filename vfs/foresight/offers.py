@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from vfs.clock import Clock
 from vfs.foresight import keys
+from vfs.foresight.board import Board
 from vfs.foresight.controller.intake import SEEN_S, Marks, accept
 from vfs.foresight.model import Event, FileCopy, Phase, ReplicaId, ReplicaRecord
 from vfs.foresight.stores.protocol import Delete, LeaseId, Put, Store, every, pages, write_all
@@ -61,22 +62,33 @@ class Line(Protocol):
         """Say from which copies something is being read; to be said again every `OPEN_S` / 3."""
         ...
 
+    async def board(self) -> Board:
+        """Return what people look at."""
+        ...
+
 
 class Direct:
     """A `Line` to a store of this process.
+
+    Args:
+        board: makes what people look at.
 
     Attributes:
         _leases: of each mount, and the copies that it said it reads from.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, board: Callable[[], Awaitable[Board]]) -> None:
         self._store = store
+        self._board = board
         self._clock = clock
         self._marks = Marks(store, clock, SEEN_S)
         self._leases: dict[str, tuple[LeaseId, frozenset[ReplicaId]]] = {}
 
     async def tell(self, events: Sequence[Event]) -> int:
         return sum([await accept(self._store, event, self._marks, self._clock.wall_ns()) for event in events])
+
+    async def board(self) -> Board:
+        return await self._board()
 
     async def offers(self) -> AsyncIterator[Offers]:
         revision, shown = None, set[ReplicaId]()

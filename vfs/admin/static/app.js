@@ -1,6 +1,7 @@
 // The page: asks the API with the caller's own rights, and draws what it says. Text goes into the document as text only.
 
 import { Chart } from "/page/chart.js";
+import { drawForesight } from "/page/foresight.js";
 
 const POLL_MS = 3000, POINTS = 125, EVENTS_SHOWN = 100;
 const SOURCES = { cache: "c0", origin: "c2", replica: "c1", local: "c3", names: "c5" };
@@ -190,6 +191,7 @@ function draw(seen) {
   drawCache(seen.status);
   drawPolicy(seen.policies);
   drawRooms(seen.rooms.rooms);
+  drawForesight($("foresight"), ask, "foresight" in seen.rooms.rooms);
   const opens = (seen.stats.rows.open || {}).passthrough;
   $("passthrough-opens").textContent = opens ? opens.count.toLocaleString() : "0";
 }

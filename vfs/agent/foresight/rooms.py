@@ -33,7 +33,9 @@ from vfs.config import host_and_port
 from vfs.errors import ForemountError, NotFound
 from vfs.extents.fetch import Fetcher
 from vfs.foresight import keys
+from vfs.foresight.board import Board
 from vfs.foresight.controller import api
+from vfs.foresight.controller.boards import Boards
 from vfs.foresight.controller.remote import Remote
 from vfs.foresight.controller.service import Controller, running
 from vfs.foresight.execution import Executor
@@ -127,7 +129,10 @@ async def controlling(
             return Origin.UNKNOWN if point is None else await what_is_left(sites[point.site], copies)
 
         controller = Controller(store, executor, clock, name=name, places=places_of, origin=origin_of)
-        line = Direct(store, clock)
+        boards = Boards(store, clock, {site: each.rack for site, each in facts.items()})
+        line = Direct(store, clock, boards.board)
+        following = asyncio.ensure_future(boards.follow())
+        stack.push_async_callback(_end, following)
         await stack.enter_async_context(running(controller))
         settings = loaded.foresight
         address = host_and_port(settings.address) if settings.address else None
@@ -135,6 +140,11 @@ async def controlling(
             api.serving(controller, line, socket_path=socket_path, address=address, tokens=settings.tokens)
         )
         yield line
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def meter_of(fetcher: Fetcher) -> Callable[[], tuple[float, int]]:
@@ -268,6 +278,14 @@ class Mounted:
             group.create_task(self._say())
             group.create_task(self.noticed.tell())
             group.create_task(self._account())
+
+    async def board(self) -> Board:
+        """Return what people look at, as the controller has it.
+
+        Raises:
+            Unavailable: none answers.
+        """
+        return await self._line.board()
 
     def facts(self) -> dict[str, Any]:
         """Return what `/v1/rooms` shows."""

@@ -5,6 +5,7 @@
     POST /v1/reads      what a mount reads from
     GET  /v1/state      hints and copies, the first thousand of each, switches, who leads; hints_after=ID and
                         replicas_after=ID: those that follow
+    GET  /v1/board      what people look at: evaluations on a time line, copies by rack, who reads from them
     GET  /v1/ledger     accounts of jobs and mechanisms, and the lines they are made of
     POST /v1/switches   a mechanism on or off
     GET  /metrics       for Prometheus
@@ -101,6 +102,7 @@ class ControllerApi:
         app.router.add_get("/v1/offers", self._offers)
         app.router.add_post("/v1/reads", self._reads)
         app.router.add_get("/v1/state", self._state)
+        app.router.add_get("/v1/board", self._board)
         app.router.add_get("/v1/ledger", self._ledger)
         app.router.add_post("/v1/switches", self._switch)
         app.router.add_get("/metrics", self._metrics)
@@ -157,6 +159,9 @@ class ControllerApi:
             steps=self._controller.steps,
         )
         return _json(state)
+
+    async def _board(self, request: web.Request) -> web.Response:
+        return _json(await self._line.board())
 
     async def _page(self, prefix: str, after: str) -> list[Item]:
         """Return the items of one room after an id, as many as one answer has."""

@@ -39,6 +39,8 @@ from vfs.foresight.stores.protocol import Delete, Item, Put, Store, every, write
 from vfs.model import SitePath, join
 
 log = logging.getLogger(__name__)
+GATHERED_S = 0.1
+"""Files that are closed within this are looked for together: that reads the list of all."""
 REST_S = 2.0
 """Between "not offered any more" and removal: every mount has heard of it, twice over."""
 _BUILT = (Phase.DESIRED, Phase.COPYING, Phase.VERIFIED)
@@ -96,6 +98,7 @@ class Reconciler:
         self._clock = clock
         self._origin = origin
         self._resting: dict[ReplicaId, float] = {}
+        self._copying: dict[ReplicaId, asyncio.Event] = {}
 
     async def admit(self, hint: Hint, places: Sequence[Place], *, known: Container[ReplicaId] = ()) -> list[ReplicaId]:
         """Make records of the replicas that a hint wants, where there are none; return the new ones.
@@ -273,8 +276,47 @@ class Reconciler:
                 copies[copy.path] = copy
                 await self._report(record, copy, count=len(copies), total=total)
 
-        await self._executor.copy(record, files, done)
+        event = self._copying[record.id] = asyncio.Event()
+        try:
+            await self._copy_as_they_come(record, files, done, event)
+        finally:
+            del self._copying[record.id]
         await self._note(record, attempts=0, reason="")
+
+    async def _copy_as_they_come(
+        self,
+        record: ReplicaRecord,
+        files: Sequence[ManifestFile],
+        done: Callable[[FileCopy], Awaitable[None]],
+        more: asyncio.Event,
+    ) -> None:
+        """Copy files, and those that are closed meanwhile: a save goes on, and the line would be idle at each of its ends."""
+        begun = {file.path for file in files}
+        copies = {asyncio.ensure_future(self._executor.copy(record, files, done))}
+        coming = asyncio.ensure_future(more.wait())
+        try:
+            while copies:
+                finished, _ = await asyncio.wait({*copies, coming}, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished & copies:
+                    copies.discard(task)
+                    task.result()
+                if coming in finished:
+                    await asyncio.sleep(GATHERED_S)
+                    more.clear()
+                    coming = asyncio.ensure_future(more.wait())
+                    fresh = [file for path, file in (await self._files(record)).items() if path not in begun]
+                    begun.update(file.path for file in fresh)
+                    if fresh:
+                        copies.add(asyncio.ensure_future(self._executor.copy(record, fresh, done)))
+        finally:
+            for left in (*copies, coming):
+                left.cancel()
+            await asyncio.gather(*copies, coming, return_exceptions=True)
+
+    def more(self, replica: ReplicaId) -> None:
+        """Something has happened to a replica that is at work: where files are being copied, others may have been closed."""
+        if replica in self._copying:
+            self._copying[replica].set()
 
     async def _report(self, record: ReplicaRecord, copy: FileCopy, *, count: int, total: int) -> None:
         """Note a file that was copied, in the record and in the ledger, together.

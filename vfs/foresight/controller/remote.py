@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from vfs.errors import Unavailable, WrongAnswer
+from vfs.foresight.board import Board
 from vfs.foresight.controller.api import QUIET_S, Reads
 from vfs.foresight.model import Event, ReplicaId
 from vfs.foresight.offers import Offers
@@ -42,6 +43,9 @@ class Remote:
     async def reads(self, mount: str, replicas: Sequence[ReplicaId]) -> None:
         await self._post("/v1/reads", Reads(mount, list(replicas)))
 
+    async def board(self) -> Board:
+        return msgspec.convert(await self._ask("GET", "/v1/board", b""), Board)
+
     async def offers(self) -> AsyncIterator[Offers]:
         base = self._controllers[0]
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_S, sock_read=3 * QUIET_S)
@@ -63,11 +67,14 @@ class Remote:
         raise Unavailable(base, "ended the line")
 
     async def _post(self, target: str, body: Any) -> dict[str, Any]:
-        payload, trouble = msgspec.json.encode(body), ""
+        return await self._ask("POST", target, msgspec.json.encode(body))
+
+    async def _ask(self, method: str, target: str, payload: bytes) -> dict[str, Any]:
+        trouble = ""
         for base in list(self._controllers):
-            headers = signed(self._secrets, "POST", target, payload)
+            headers = signed(self._secrets, method, target, payload)
             try:
-                async with self._session.post(f"{base}{target}", data=payload, headers=headers) as response:
+                async with self._session.request(method, f"{base}{target}", data=payload, headers=headers) as response:
                     answer = await response.read()
                     if response.status == 200:
                         return dict(msgspec.json.decode(answer))

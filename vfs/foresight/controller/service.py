@@ -337,6 +337,7 @@ class _Lead:
         """Have a replica looked at: now, or once more when who is at it is done."""
         if replica in self._running:
             self._again.add(replica)
+            self._reconciler.more(replica)
         elif replica in self._replicas and replica not in self._listed:
             self._listed.add(replica)
             hint = self._hints.get(self._replicas[replica].hint)

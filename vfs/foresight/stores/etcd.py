@@ -19,6 +19,8 @@ from vfs.errors import Denied, InvalidConfig, Stale, Unavailable, WrongAnswer
 from vfs.foresight.stores.protocol import LEASE_S_MIN, Change, Compacted, Delete, Item, LeaseId, Page, Put, end_of
 
 _TIMEOUT_S = 5.0
+ASKED_AT_ONCE = 32
+"""Of one member: it writes one after the other; of hundreds that wait there some would be given up while they are done."""
 _LINE_BYTES_MAX = 64 << 20
 _LEASE_NOT_FOUND = 5  # gRPC's NOT_FOUND
 
@@ -35,8 +37,7 @@ class Etcd:
         self._endpoints = list(endpoints)
         self._prefix = prefix
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
-        # connections of its own: a renewal does not wait behind the hundreds of requests of replicas at work
-        self._lease_session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
 
     @classmethod
     def at(cls, url: str) -> Etcd:
@@ -53,17 +54,22 @@ class Etcd:
 
     async def close(self) -> None:
         await self._session.close()
-        await self._lease_session.close()
 
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the first member that gives one.
 
         A write goes to another member only where it can't have arrived: what was sent may have been done.
         """
-        trouble, session = "", self._lease_session if path.startswith("lease/") else self._session
+        if path.startswith("lease/"):  # a renewal does not wait behind the replicas at work
+            return await self._ask_now(path, body)
+        async with self._turns:  # waited for before the time of the answer begins
+            return await self._ask_now(path, body)
+
+    async def _ask_now(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        trouble = ""
         for endpoint in list(self._endpoints):
             try:
-                async with session.post(f"{endpoint}/v3/{path}", json=body) as response:
+                async with self._session.post(f"{endpoint}/v3/{path}", json=body) as response:
                     answer = json.loads(await response.read() or b"{}")
                     if response.status == 200:
                         return dict(answer)
