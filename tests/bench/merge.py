@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 
 def main() -> int:
-    """Merge; `ended_s` is by the clock of all processes of this host."""
+    """Merge; `read_s`, when all tensors were read, and `ended_s` are by the clock of all processes of this host."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("into", type=Path)
@@ -31,9 +31,10 @@ def main() -> int:
     for file in sorted(given.directory.glob("*.safetensors")):
         with safe_open(file, framework="np") as shard:
             found |= {name: shard.get_tensor(name) for name in sorted(shard.keys())}
+    read_s = time.monotonic()
     save_file(found, given.into)
     ended_s = time.monotonic()
-    print(json.dumps({"ended_s": ended_s, "digest": digest_of(found)}))
+    print(json.dumps({"read_s": read_s, "ended_s": ended_s, "digest": digest_of(found)}))
     return 0
 
 

@@ -147,7 +147,7 @@ def _publish(origin: WanOrigin, told: Training, lakes: list[Lake], step: int) ->
     (origin.root / path).mkdir(parents=True)
     (origin.root / path / FILE).write_bytes(os.urandom(FILE_BYTES))
     file = asyncio.run(_file(origin, path))
-    told.evaluation_scheduled("mmlu", step, "eval")
+    told.evaluation_scheduled(f"mmlu-{step}", step, "eval")  # by one name each would replace the one before
     told.save_begun(step, path)
     told.tell(Committed(step=step, path=LakePath(path), save_id=f"{step:032x}", marker=FILE, files=(file,)))
     return [_heard_after_s(lake, step) for lake in lakes]
