@@ -43,8 +43,8 @@ function legend(entries) {
 
 function bar(entry, nowNs) {
   const begin = entry.made_ns;
-  const end = Math.max(entry.result_ns, entry.ended_ns, entry.started_ns, entry.ready_ns, entry.committed_ns) || nowNs;
-  const open = entry.outcome === "open", last = Math.max(open ? nowNs : end, begin + 1);
+  const end = Math.max(entry.result_ns, entry.ended_ns);
+  const open = !entry.ended_ns, last = Math.max(open ? nowNs : end, begin + 1);
   const x = (ns) => (WIDTH * (ns - begin)) / (last - begin);
   const parts = [], said = [];
   for (const [from, to, colour, word] of SPANS) {
