@@ -34,6 +34,9 @@ SEGMENT_BLOCKS = 64
 _USAGE_STEP = 64
 """The recorded bound of usage grows in 1/64 of the cap: 64 tiny writes while a store fills."""
 
+_COUNT_TURN_S = 0.01
+"""A look at what was counted meanwhile: some hundred leftovers."""
+
 
 class Shelf:
     """The objects of one store as files that take room.
@@ -238,10 +241,16 @@ class Shelf:
         return freed > 0
 
     def _give_way(self, *, names_held: bool = False) -> int:
-        """Let the next victim go; returns the bytes that it took, at least 1 for a victim, 0 if there was none."""
+        """Let the next victim go; returns the bytes that it took, at least 1 for a victim, 0 if there was none.
+
+        What an earlier run left goes before what is being written: while it is counted, the next of it is waited for (1 then).
+        """
         with self.lock:
             victim = self.books.victim()
         if victim is None:
+            if self._counter.is_alive() and not names_held:  # who counts may want the names
+                self._counter.join(_COUNT_TURN_S)
+                return 1
             return 0 if self._keeps_held else self._punch_oldest()
         used = self.discard(victim, names_held=names_held)
         with self.lock:
