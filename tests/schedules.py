@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import sqlite3
 import struct
 import tarfile
 from collections.abc import Callable, Sequence
@@ -251,6 +253,31 @@ def webdataset(lake: Path, part: str = "jpg") -> Schedule:
     return Schedule(text + _BATCHES, strided([raws[number] for number in order_of()]), cut)
 
 
+def energon(lake: Path, part: str = "jpg") -> Schedule:
+    """Write the tars of `webdataset` with the database that `energon prepare` makes of them, and no other index."""
+    schedule = webdataset(lake, part)
+    meta, counts = lake / "jobs/tars/.nv-meta", {}
+    meta.mkdir()
+    with contextlib.closing(sqlite3.connect(meta / "index.sqlite")) as database, database:
+        database.executescript(ENERGON_TABLES)
+        for tar, path in enumerate(sorted((lake / "jobs/tars").glob("*.tar"))):
+            offsets = np.fromfile(f"{path}.idx", "<u8").tolist()
+            counts[path.name] = len(offsets) - 1
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    row = next(row for row, end in enumerate(offsets[1:]) if member.offset < end)
+                    key, _, suffix = member.name.partition(".")
+                    values = (tar, key, row, offsets[row], offsets[row + 1] - offsets[row])
+                    database.execute("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?)", values)
+                    place = (tar, row, suffix, member.offset_data, member.size)
+                    database.execute("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", place)
+            Path(f"{path}.idx").unlink()
+    (meta / ".info.json").write_text(json.dumps({"energon_version": "7.4.1", "shard_counts": counts}))
+    text = schedule.text.replace('kind = "webdataset"\n', 'kind = "webdataset"\nindex = "energon"\n')
+    cut = ["jobs/tars/.nv-meta/index.sqlite", "jobs/tars/.nv-meta/.info.json", "jobs/order.npy"]
+    return Schedule(text, schedule.slots, cut)
+
+
 def mds(lake: Path, column: str = "image") -> Schedule:
     """Write two shards as MosaicML Streaming does, of an integer and a variable column."""
     half, shards, raws = COUNT // 2, [], []
@@ -299,6 +326,16 @@ def mds_streaming(lake: Path) -> Schedule:
     )
 
 
+ENERGON_TABLES = """
+CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+    byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER,
+    content_byte_size INTEGER);
+CREATE INDEX by_tar ON samples(tar_file_id, sample_index);
+CREATE INDEX of_sample ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+"""
+
+
 KINDS: dict[str, Callable[[Path], Schedule]] = {
     "parquet": arrow,
     "arrow-ipc": lambda lake: arrow(lake, "arrow"),
@@ -309,6 +346,8 @@ KINDS: dict[str, Callable[[Path], Schedule]] = {
     "indices-with-header": lambda lake: indices(lake, header=True),
     "webdataset": webdataset,
     "webdataset-slices": lambda lake: webdataset(lake, ""),
+    "energon": energon,
+    "energon-slices": lambda lake: energon(lake, ""),
     "mds": mds,
     "mds-whole": lambda lake: mds(lake, ""),
     "mds-streaming": mds_streaming,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
+import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from tests.schedules import (
     DirectoryLake,
     arrow,
     bins,
+    energon,
     indices,
     mds,
     npy,
@@ -213,6 +217,76 @@ async def test_a_tar_without_an_index_is_refused_with_the_command_that_makes_one
     (tmp_path / "jobs/tars/shard-000002.tar.idx").unlink()
     with pytest.raises(InvalidFeed, match=r"foremount index jobs/tars/shard-000002\.tar makes one"):
         await opened(DirectoryLake(tmp_path), schedule.text)
+
+
+HOSTILE = {
+    "a view for a table": (
+        "ALTER TABLE samples RENAME TO real; CREATE VIEW samples AS SELECT * FROM real",
+        "has no table 'samples'",
+    ),
+    "a column that calls a function": (
+        "ALTER TABLE samples RENAME COLUMN byte_offset TO other;ALTER TABLE samples ADD COLUMN byte_offset AS (abs(-512))",
+        "has no table 'samples'",
+    ),
+    "a virtual table": (
+        "DROP TABLE sample_parts; CREATE VIRTUAL TABLE sample_parts USING fts5(tar_file_id, sample_index, part_name, "
+        "content_byte_offset, content_byte_size)",
+        "has no table 'sample_parts'",
+    ),
+    "no table": ("DROP TABLE sample_parts", "has no table 'sample_parts'"),
+    "a sample fewer": (
+        "DELETE FROM samples WHERE tar_file_id = 1 AND sample_index = 3",
+        "tar 1: does not have the 8 samples",
+    ),
+    "a tar more": ("INSERT INTO samples VALUES (3, 'x', 0, 0, 1)", "has samples of tar 3"),
+    "a tar that is no number": ("INSERT INTO samples VALUES ('x', 'x', 0, 0, 1)", "has samples of tar 'x'"),
+    "a number twice": (
+        "UPDATE samples SET sample_index = 4 WHERE tar_file_id = 1 AND sample_index = 3",
+        "tar 1, row [34]: ",
+    ),
+    "a part twice": ("INSERT INTO sample_parts SELECT * FROM sample_parts", "tar [0-2], row [0-7]: stands there 2 times"),
+    "no such part": ("DELETE FROM sample_parts WHERE part_name = 'jpg'", "tar [0-2], row [0-7]: has no 'jpg'"),
+    "text for an offset": ("UPDATE sample_parts SET content_byte_offset = 'zero'", r"\['zero', \+"),
+    "beyond the tar": ("UPDATE sample_parts SET content_byte_size = 1 << 40", "is no part of jobs/tars/shard-00000"),
+    "a negative offset": ("UPDATE sample_parts SET content_byte_offset = -1", r"\[-1, \+"),
+    "a name that is none": ("UPDATE samples SET sample_key = rowid || char(0)", "is no name of a file"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), HOSTILE.values(), ids=list(HOSTILE))
+async def test_an_index_of_energon_that_is_wrong_or_hostile_is_refused(change: str, said: str, tmp_path: Path) -> None:
+    schedule = energon(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs/tars/.nv-meta/index.sqlite")) as database, database:
+        database.executescript(change)
+    with pytest.raises(InvalidFeed, match=said):
+        await everything(await opened(DirectoryLake(tmp_path), schedule.text))
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_an_index_of_energon_with_changed_bytes_gives_samples_or_is_refused_and_nothing_else(
+    seed: int, tmp_path: Path
+) -> None:
+    schedule = energon(tmp_path)
+    file = tmp_path / "jobs/tars/.nv-meta/index.sqlite"
+    rng = np.random.default_rng(seed)
+    body = bytearray(file.read_bytes())
+    for at in rng.integers(0, len(body), int(rng.integers(1, 200))):
+        body[at] = int(rng.integers(0, 256))
+    file.write_bytes(body)
+    try:
+        samples = await everything(await opened(DirectoryLake(tmp_path), schedule.text))
+    except InvalidFeed as refused:
+        assert ".nv-meta" in refused.subject
+    else:
+        assert len(samples) == COUNT
+
+
+async def test_a_copy_of_energons_index_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = energon(tmp_path / "lake")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    assert len(await everything(await opened(DirectoryLake(tmp_path / "lake"), schedule.text))) == COUNT
+    assert os.listdir(tmp_path / "scratch") == []
 
 
 async def test_an_id_that_no_map_holds_is_refused_with_its_row(tmp_path: Path) -> None:

@@ -146,16 +146,19 @@ class MdsSource(_Document, frozen=True, tag_field="kind", tag="mds"):
 
 
 class TarSource(_Document, frozen=True, tag_field="kind", tag="webdataset"):
-    """WebDataset tars, each with a `.tar.idx` beside it (Energon's, or by `foremount index`).
+    """WebDataset tars with an index.
 
     Attributes:
-        path: directory of the tars, taken in the order of their names.
+        path: directory of the tars.
+        index: "tar.idx": one beside each tar (Energon's, or by `foremount index`), tars in the order of their names;
+            "energon": the database in `.nv-meta`, tars in the order of its `.info.json`.
         order: file of sample numbers (.npy); "": as the tars have them.
         part: extension of the file that is the sample, "jpg"; "": the slice of the tar that holds all its files.
     """
 
     path: str
     batches: Batches
+    index: Literal["tar.idx", "energon"] = "tar.idx"
     order: str = ""
     part: str = ""
 

@@ -6,6 +6,7 @@ from vfs.model import LakePath
 from vfs.samples import jobs
 from vfs.samples.feeds.arrow import ArrowFeed
 from vfs.samples.feeds.bins import BinsFeed
+from vfs.samples.feeds.energon import Energon
 from vfs.samples.feeds.indexed import BatchedOrder, IndexedFeed, MosaicOrder
 from vfs.samples.feeds.numbers import NumberFile
 from vfs.samples.feeds.protocol import Feed, Lake
@@ -45,7 +46,8 @@ async def open_feed(lake: Lake, job: jobs.Job, directory: LakePath) -> Feed:
             assert feed.batches is not None, "the document was checked"
             return IndexedFeed(job, BatchedOrder(feed.batches, await _order(lake, feed.order, directory), mds.count), mds)
         case jobs.TarSource():
-            tars = await Tars.open(lake, path, feed.part)
+            kind = Energon if feed.index == "energon" else Tars
+            tars = await kind.open(lake, path, feed.part)
             return IndexedFeed(job, BatchedOrder(feed.batches, await _order(lake, feed.order, directory), tars.count), tars)
 
 
