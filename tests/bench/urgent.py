@@ -24,7 +24,7 @@ from vfs.agent.foresight.copying import Copier
 from vfs.agent.foresight.rooms import meter_of
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import SystemClock
-from vfs.extents.fair import Priority
+from vfs.extents.fair import Flow, Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
 from vfs.foresight.model import FileCopy, HintId, JobName, Mechanism, Phase, ReplicaId, ReplicaRecord, Urgency
@@ -121,7 +121,7 @@ async def _filled(bench: Bench, files: list[ManifestFile]) -> AsyncIterator[None
         while True:
             for file in files:
                 source = Identity(ORIGIN, file.at, file.version)
-                async for _ in bench.fetcher.read(source, 0, file.size, Priority.BACKGROUND, flow="fetch", weight=1.0):
+                async for _ in bench.fetcher.read(source, 0, file.size, Priority.BACKGROUND, flow=Flow("fetch")):
                     pass
 
     tasks = [asyncio.ensure_future(work()) for work in (copies, copies, background, background)]

@@ -25,6 +25,7 @@ from vfs.clock import SystemClock
 from vfs.errors import ForemountError, InvalidFeed, Stale, from_failure
 from vfs.frames import Failed, FrameBuffer, Response
 from vfs.model import Entry, Kind, LakePath, Version
+from vfs.policy.written import Allowance
 from vfs.samples import wire
 from vfs.samples.model import Form, Reason, Sample
 from vfs.samples.operators.registry import Registry
@@ -119,6 +120,7 @@ class Agent:
         self.clock = SystemClock()
         self.source: Source | None = None
         self.spool_bytes = 1 << 20
+        self.allowance = Allowance("on")
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Worker]:
@@ -134,6 +136,7 @@ class Agent:
                 writer,
                 source_of=lambda run: self.source,
                 tell=server.tell,
+                allowance=lambda run: self.allowance,
                 clock=self.clock,
             ) as self.preparing:
                 server.on_greeted = self.preparing.greet
@@ -393,6 +396,24 @@ async def test_a_job_that_keeps_its_samples_reads_them_again_without_their_sourc
             assert Path(node.file).read_bytes() == schedule.slots[0, 0, slot]
         assert agent.lake.bytes_read == before
         assert not [told for told in worker.told if isinstance(told, wire.Dropped)]
+
+
+@pytest.mark.parametrize("allowance", ["off", "size=0B", "hourly=0B"])
+async def test_samples_that_may_not_be_prepared_are_read_from_the_lake_and_prepared_again_when_they_may(
+    agent: Agent, allowance: str
+) -> None:
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule, "ahead = 1\n")
+    agent.allowance = Allowance(allowance)
+    async with agent.serving() as worker:
+        node = await worker.look("run/step_0000000/rank_0000/000000.bin")
+        assert node is not None
+        assert await worker.content(node) == schedule.slots[0, 0, 0]
+        assert agent.spool.jobs() == []
+        assert (await agent.run()).totals.prepared_groups == 0
+        agent.allowance = Allowance("on")
+        worker.say(wire.Entered("run/step_0000001/rank_0000"))
+        await worker.until_told(wire.Placed, "run/step_0000002/rank_0000")
 
 
 async def test_who_walks_through_directories_reads_nothing(agent: Agent) -> None:

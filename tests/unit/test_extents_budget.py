@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from vfs.extents.budget import Budget, Ticket
-from vfs.extents.fair import Priority, TokenBucket
+from vfs.extents.fair import NOBODYS, Flow, Priority
 
 ALIKE = dict.fromkeys(Priority, 1.0)
 FOREGROUND, PREFETCH, BACKGROUND = Priority.FOREGROUND, Priority.PREFETCH, Priority.BACKGROUND
@@ -24,10 +24,12 @@ class Line:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def claim(self, name: str, amount: int, priority: Priority = FOREGROUND, cost: float | None = None) -> None:
+    async def claim(
+        self, name: str, amount: int, priority: Priority = FOREGROUND, cost: float | None = None, flow: Flow = NOBODYS
+    ) -> None:
         """Claim in a task of its own; returns once it waits or holds."""
         self._ends[name] = asyncio.Event()
-        self.tickets[name] = self._budget.hold(amount, priority, cost=cost)
+        self.tickets[name] = self._budget.hold(amount, priority, cost=cost, flow=flow)
         self._tasks[name] = asyncio.create_task(self._hold(name))
         await self.turn()
 
@@ -199,14 +201,16 @@ async def test_urgent_copies_have_their_weight_of_a_line_that_background_wants_t
     assert sum(name.startswith("urgent") for name in line.granted) == 32
 
 
-async def test_a_bucket_lets_claims_through_at_its_rate() -> None:
-    loop = asyncio.get_running_loop()
-    line = Line(Budget(10, ALIKE, bucket=TokenBucket(1000.0)))
-    begun_s = loop.time()
-    for name in ("a", "b", "c"):
-        await line.claim(name, 1, cost=20)
-    assert line.granted == ["a"]
-    async with asyncio.timeout(10):
-        while len(line.granted) < 3:
-            await asyncio.sleep(0.001)
-    assert loop.time() - begun_s >= 0.04
+async def test_a_group_that_holds_its_share_lets_others_pass_and_never_holds_none() -> None:
+    line = Line(budget := Budget(8, ALIKE))
+    copies = Flow("copies", group="copies", share=0.25)
+    for index in range(4):
+        await line.claim(f"copy {index}", 1, flow=copies)
+    await line.claim("other", 1)
+    assert (line.granted, budget.waiting) == (["copy 0", "copy 1", "other"], 2)
+    await line.let_go("copy 0")
+    assert line.granted[-1] == "copy 2"
+    budget.resize(1)
+    for name in ("other", "copy 1", "copy 2"):
+        await line.let_go(name)
+    assert line.granted[-1] == "copy 3", "a quarter of one claim is one claim"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vfs.foresight.governance import PlaceFacts, merged, orphans, ruling
-from vfs.foresight.model import HintId, JobName, Labels, Mechanism, Phase, ReplicaId, ReplicaRecord
-from vfs.model import LakePath, SiteName, SitePath
+from vfs.foresight.governance import PlaceFacts, merged, ruling
+from vfs.foresight.model import Labels
 
 EU = PlaceFacts(labels=("eu", "eu-west"))
 SAFE = PlaceFacts(labels=("eu",), encrypted=True)
@@ -52,21 +51,3 @@ def test_merged_duties_satisfy_each_of_them() -> None:
 def test_duties_that_contradict_each_other_leave_no_place_at_all() -> None:
     found = merged(Labels(residency=("eu",)), Labels(residency=("us",)))
     assert ruling(found, EU, 0).rule == "residency"
-
-
-def test_copies_of_what_is_gone_have_to_go_and_only_they() -> None:
-    def replica(path: str) -> ReplicaRecord:
-        return ReplicaRecord(
-            id=ReplicaId(path),
-            hint=HintId("h"),
-            job=JobName("j"),
-            mechanism=Mechanism.CHECKPOINTS,
-            path=LakePath(path),
-            site=SiteName("eval"),
-            root=SitePath("r"),
-            phase=Phase.PUBLISHED,
-        )
-
-    replicas = [replica(path) for path in ("ckpt/step_1", "ckpt/step_10", "ckpt/step_2", "other")]
-    assert [each.path for each in orphans(replicas, [LakePath("ckpt/step_1"), LakePath("other")])] == ["ckpt/step_1", "other"]
-    assert [each.path for each in orphans(replicas, [LakePath("ckpt")])] == ["ckpt/step_1", "ckpt/step_10", "ckpt/step_2"]

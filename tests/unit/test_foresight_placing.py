@@ -28,6 +28,7 @@ CHECKPOINT = Hint(
     confidence=1.0,
     ttl_s=3600,
 )
+US_ONLY = Rules(duties=Labels(residency=("us",)), names={"residency": "own/us-only"})
 CROWD = msgspec.structs.replace(
     CHECKPOINT, mechanism=Mechanism.HOT_FILES, site=ORIGIN, hot=(HotRange(LakePath("ckpt/step_1/.metadata"), readers=350),)
 )
@@ -52,18 +53,25 @@ def test_a_checkpoint_goes_where_it_will_be_evaluated() -> None:
     assert placed() == [Place(site=EVAL, root=ROOT, expires_in_s=3600)]
 
 
+def test_refusal_says_whose_rule_it_is() -> None:
+    (mine,) = placed(rules=US_ONLY)
+    assert mine.refused == "residency: may lie in us; the place has eu; stated by rule own/us-only"
+    (own,) = placed(labels=Labels(residency=("us",)), rules=US_ONLY)
+    assert own.refused.endswith("stated by the checkpoint")
+
+
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
         (placed(labels=Labels(residency=("us",))), "residency"),
-        (placed(rules=Rules(residency=("us",))), "residency"),
-        (placed(labels=Labels(residency=("eu",)), rules=Rules(residency=("us",))), "residency"),
+        (placed(rules=US_ONLY), "residency"),
+        (placed(labels=Labels(residency=("eu",)), rules=US_ONLY), "residency"),
         (placed(labels=Labels(encrypted=True)), "encryption"),
         (placed(msgspec.structs.replace(CHECKPOINT, site=ORIGIN)), "place"),
         (placed(bytes_needed=1001), "quota"),
         (placed(used={(EVAL, Mechanism.HOT_FILES): 950}), "quota"),
         (placed(rules=Rules(size=99)), "quota"),
-        (placed(rules=Rules(on=False, rule="rule night")), "checkpoints is switched off by rule night"),
+        (placed(rules=Rules(on=False, names={"on": "night"})), "checkpoints is switched off by rule night"),
         (placed(labels=Labels(residency=("us",)), bytes_needed=10_000), "residency"),
     ],
     ids=[

@@ -6,7 +6,18 @@ import pytest
 
 from vfs.policy.facts import Accesses, CountRange, Ids, NameGlobs, SizeRange
 from vfs.policy.values import DEFAULTS, VALUES, Settings, Values, value_text
-from vfs.policy.written import FetchSize, Hedge, Names, Rate, SiteOrder, Staleness, duration_text, size_text
+from vfs.policy.written import (
+    UNLIMITED,
+    Allowance,
+    FetchSize,
+    Hedge,
+    Names,
+    Rate,
+    SiteOrder,
+    Staleness,
+    duration_text,
+    size_text,
+)
 from vfs.units import Bytes, Seconds
 
 
@@ -49,6 +60,30 @@ def test_hedge_delay_follows_from_the_latency_so_far(text, delay_s):
 def test_what_is_no_hedging_is_refused(text):
     with pytest.raises(ValueError, match=r"write|quantity|duration"):
         Hedge(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits", "canonical"),
+    [
+        ("on", (True, UNLIMITED, UNLIMITED, 1.0, 0.25), "on"),
+        ("off", (False, UNLIMITED, UNLIMITED, 1.0, 0.25), "off"),
+        ("hourly=1GiB,size = 1TiB", (True, 1 << 40, 1 << 30, 1.0, 0.25), "size=1TiB, hourly=1GiB"),
+        ("share=50 %, stop=0%", (True, UNLIMITED, UNLIMITED, 0.5, 0.0), "share=50%, stop=0%"),
+    ],
+    ids=["on", "off", "in any order", "shares"],
+)
+def test_allowance_says_what_a_mechanism_may_take(text, limits, canonical):
+    found = Allowance(text)
+    assert (found.on, found.size, found.hourly, found.share, found.stop) == limits
+    assert found == canonical == Allowance(canonical)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yes", "size", "size=", "size=1GiB, size=2GiB", "share=0%", "share=101%", "stop=x", "off, size=1B"]
+)
+def test_what_is_no_allowance_is_refused(text):
+    with pytest.raises(ValueError, match=r"write|quantity|size"):
+        Allowance(text)
 
 
 @pytest.mark.parametrize(
@@ -183,4 +218,10 @@ def test_budgets_and_deadlines_take_effect_at_once():
         "write_durability",
         "upload_bandwidth",
         "commit_marker",
+        "copy_encryption",
+        "copy_retention",
+        "copy_deletion",
+        "eval_copies",
+        "hot_copies",
+        "samples_ahead",
     }

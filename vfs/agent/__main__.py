@@ -176,6 +176,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
                 uploads,
                 catalog.manifests(),
                 clock,
+                documents,
                 socket_path=rundir.foresight_socket,
                 spawn=tasks.spawn,
             )
@@ -223,7 +224,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             shown.board = foresight.board
         if loaded.samples is not None:
             lake = AgentLake(mounts, sites, metadata, holding, fetcher)
-            shown.samples = await stack.enter_async_context(SampleRooms.running(loaded, lake, rundir, clock))
+            shown.samples = await stack.enter_async_context(SampleRooms.running(loaded, lake, rundir, clock, rules))
             rooms["samples"] = shown.samples.table
         await stack.enter_async_context(
             Admin(loaded, facts, shown, accounts, copies, policies, clock, traces, snapshots, spans).serving(rundir)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import math
+from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from vfs.extents.fair import WEIGHTS, FairOrder, Priority, TokenBucket
+from vfs.extents.fair import NOBODYS, WEIGHTS, FairOrder, Flow, Priority
 
 SHARES: Mapping[Priority, float] = {
     Priority.FOREGROUND: 1.0,
@@ -34,9 +34,9 @@ class Ticket:
         priority: `raise_to` lowers the number while it waits.
     """
 
-    __slots__ = ("_budget", "_granted", "amount", "cost", "flow", "priority", "stamp", "weight")
+    __slots__ = ("_budget", "_granted", "amount", "cost", "flow", "priority", "stamp")
 
-    def __init__(self, budget: Budget, amount: int, priority: Priority, cost: float, flow: str, weight: float) -> None:
+    def __init__(self, budget: Budget, amount: int, priority: Priority, cost: float, flow: Flow) -> None:
         self._budget = budget
         self._granted: asyncio.Future[None] | None = None
         self.amount = amount
@@ -44,7 +44,6 @@ class Ticket:
         self.flow = flow
         self.priority = priority
         self.stamp = 0.0
-        self.weight = weight
 
     @property
     def is_given_up(self) -> bool:
@@ -60,7 +59,7 @@ class Ticket:
         """Return a part of what is held."""
         amount = min(amount, self.amount)
         self.amount -= amount
-        self._budget._free(self.priority, amount)
+        self._budget._free(self, amount)
 
     async def __aenter__(self) -> Self:
         """Wait for the amount.
@@ -93,12 +92,9 @@ class Budget:
         used: sum of what is granted. `used <= total`, but after `total` was lowered.
         waiting: tickets that wait.
 
-    Args:
-        bucket: what a claim's cost is paid from, in bytes; None: as much as fits.
-
-    Invariant: a ticket waits only if it, or one before it, does not fit, or the bucket is empty. It does not fit where the
-    whole would be too full, or fuller than its kind's share, but for a kind whose turn it is and that holds nothing. What is
-    more than the share counts as the share, so that it can be granted at all.
+    Invariant: a ticket waits only if it, or one before it, does not fit, or its group holds its share. It does not fit where
+    the whole would be too full, or fuller than its kind's share, but for a kind whose turn it is and that holds nothing. What
+    is more than the share counts as the share, so that it can be granted at all.
     """
 
     def __init__(
@@ -106,34 +102,28 @@ class Budget:
         total: int,
         shares: Mapping[Priority, float] = SHARES,
         weights: Mapping[Priority, float] = WEIGHTS,
-        bucket: TokenBucket | None = None,
     ) -> None:
         self.total = total
         self.used = 0
         self._shares = shares
         self._weights = weights
-        self._bucket = bucket
         self._order = FairOrder()
         self._serial = itertools.count()
-        self._queues: dict[Priority, list[tuple[float, int, Ticket]]] = {priority: [] for priority in Priority}
+        self._queues: dict[tuple[Priority, str], list[tuple[float, int, Ticket]]] = {}
         self._held = dict.fromkeys(Priority, 0)
-        self._timer: asyncio.TimerHandle | None = None
+        self._held_by_group: Counter[str] = Counter()
 
     @property
     def waiting(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def hold(
-        self, amount: int, priority: Priority, *, cost: float | None = None, flow: str = "", weight: float = 1.0
-    ) -> Ticket:
+    def hold(self, amount: int, priority: Priority, *, cost: float | None = None, flow: Flow = NOBODYS) -> Ticket:
         """Return a ticket: `async with budget.hold(…) as ticket:` waits for the amount and returns it at the end.
 
         Args:
             cost: what it counts as against others; None: the amount.
-            flow: whose it is: the flows of one kind share what that kind gets.
-            weight: of this flow among those of its kind.
         """
-        return Ticket(self, amount, priority, max(1, amount if cost is None else cost), flow, weight)
+        return Ticket(self, amount, priority, max(1, amount if cost is None else cost), flow)
 
     def resize(self, total: int) -> None:
         """Change the amount that there is."""
@@ -144,9 +134,10 @@ class Budget:
         return max(1, int(self.total * self._shares[priority]))
 
     def _enqueue(self, ticket: Ticket) -> None:
-        weight = self._weights[ticket.priority] * ticket.weight
-        ticket.stamp = self._order.stamp(f"{ticket.priority}{ticket.flow}", ticket.cost, weight)
-        heapq.heappush(self._queues[ticket.priority], (ticket.stamp, next(self._serial), ticket))
+        weight = self._weights[ticket.priority] * ticket.flow.weight
+        ticket.stamp = self._order.stamp(f"{ticket.priority}{ticket.flow.name}", ticket.cost, weight)
+        queue = self._queues.setdefault((ticket.priority, ticket.flow.group), [])
+        heapq.heappush(queue, (ticket.stamp, next(self._serial), ticket))
         self._grant()
 
     def _requeue(self, ticket: Ticket, priority: Priority) -> None:
@@ -159,26 +150,29 @@ class Budget:
         self._grant()
 
     def _drop(self, ticket: Ticket) -> bool:
-        queue = self._queues[ticket.priority]
+        key = ticket.priority, ticket.flow.group
+        queue = self._queues.get(key, [])
         kept = [each for each in queue if each[2] is not ticket]
         if len(kept) == len(queue):
             return False
         heapq.heapify(kept)
-        self._queues[ticket.priority] = kept
+        self._queues[key] = kept
         return True
 
-    def _free(self, priority: Priority, amount: int) -> None:
+    def _free(self, ticket: Ticket, amount: int) -> None:
         self.used -= amount
-        self._held[priority] -= amount
+        self._held[ticket.priority] -= amount
+        self._held_by_group[ticket.flow.group] -= amount
         self._grant()
 
     def _grant(self) -> None:
         """Grant what fits. One that does not fit the whole holds up all behind it: large claims would starve otherwise."""
-        while (ticket := self._next()) is not None and self._may_pay(ticket):
-            heapq.heappop(self._queues[ticket.priority])
+        while (ticket := self._next()) is not None:
+            heapq.heappop(self._queues[ticket.priority, ticket.flow.group])
             self._order.served(ticket.stamp)
             self.used += ticket.amount
             self._held[ticket.priority] += ticket.amount
+            self._held_by_group[ticket.flow.group] += ticket.amount
             assert ticket._granted is not None
             ticket._granted.set_result(None)
 
@@ -187,9 +181,10 @@ class Budget:
         for queue in self._queues.values():
             while queue and queue[0][2].is_given_up:  # cancelled, and its task has not had its turn since
                 heapq.heappop(queue)
-        heads = sorted((queue[0][0], priority) for priority, queue in self._queues.items() if queue)
-        for place, (_, priority) in enumerate(heads):
-            ticket, limit = self._queues[priority][0][2], self._limit(priority)
+        heads = sorted((queue[0][0], key) for key, queue in self._queues.items() if queue)
+        free = ((key[0], ticket) for _, key in heads if not self._has_its_share(ticket := self._queues[key][0][2]))
+        for place, (priority, ticket) in enumerate(free):
+            limit = self._limit(priority)
             amount = min(ticket.amount, limit)
             # whose turn it is, and holds nothing, gets it however full the others keep it: else it would never come
             room = (limit if place or self._held[priority] else self.total) - self.used
@@ -200,19 +195,7 @@ class Budget:
                 return None
         return None
 
-    def _may_pay(self, ticket: Ticket) -> bool:
-        """Take the cost from the bucket; where it is empty, come back when it is not."""
-        if self._bucket is None:
-            return True
-        loop = asyncio.get_running_loop()
-        wait_s = self._bucket.wait_s(loop.time())
-        if wait_s > 0 and math.isfinite(wait_s):
-            if self._timer is None or self._timer.cancelled():
-                self._timer = loop.call_later(wait_s, self._paid)
-            return False
-        self._bucket.take(ticket.cost, loop.time())
-        return True
-
-    def _paid(self) -> None:
-        self._timer = None
-        self._grant()
+    def _has_its_share(self, ticket: Ticket) -> bool:
+        """Return whether a ticket's group holds so much that those behind it go first."""
+        held = self._held_by_group[ticket.flow.group]
+        return ticket.flow.share < 1.0 and held > 0 and held + ticket.amount > self.total * ticket.flow.share

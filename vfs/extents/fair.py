@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 FLOWS_MAX = 10_000
 """Flows that are remembered; those that have nothing ahead of the others are forgotten first."""
@@ -34,6 +35,23 @@ class Priority(enum.IntEnum):
     BACKGROUND = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Whose claims they are.
+
+    Attributes:
+        name: the flows of one kind share what that kind gets.
+        weight: of this flow among those of its kind.
+        group, share: all flows of the group together hold this share of the whole at most, or one claim.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+    group: str = ""
+    share: float = 1.0
+
+
+NOBODYS = Flow()
 WEIGHTS: Mapping[Priority, float] = {
     Priority.FOREGROUND: 64.0,
     Priority.URGENT: 16.0,

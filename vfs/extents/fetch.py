@@ -30,7 +30,7 @@ from vfs.extents.blocks import Blocks
 from vfs.extents.budget import Budget
 from vfs.extents.coalesce import Knobs, Request, coalesce, common, divided, within_reach
 from vfs.extents.counters import FetchCounters
-from vfs.extents.fair import Priority
+from vfs.extents.fair import Flow, Priority
 from vfs.extents.homes import Homes
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN, Identity, blocks_of
@@ -210,11 +210,9 @@ class Fetcher:
             self.release(fetched.key)
         return fetched.home.root
 
-    def read(
-        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
-    ) -> AsyncIterator[Piece]:
+    def read(self, source: Identity, offset: int, length: int, priority: Priority, *, flow: Flow) -> AsyncIterator[Piece]:
         """Yield a range straight from a site, beside the fetches and in the same budget: see `Requests.read`."""
-        return self._requests.read(source, offset, length, priority, flow=flow, weight=weight)
+        return self._requests.read(source, offset, length, priority, flow=flow)
 
     def prefetch(self, key: ObjectKey, offset: int, length: int, priority: Priority = Priority.PREFETCH) -> None:
         """Start fetching what is absent of a range of a held object, for nobody in particular: see `prefetch_all`."""

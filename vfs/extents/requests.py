@@ -16,7 +16,7 @@ from vfs.errors import Throttled, Unavailable, WrongAnswer
 from vfs.extents.budget import Budget
 from vfs.extents.coalesce import Knobs, knobs
 from vfs.extents.counters import FetchCounters
-from vfs.extents.fair import Priority
+from vfs.extents.fair import Flow, Priority
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
@@ -240,12 +240,12 @@ class Requests:
         return hedge.delay_s(p95_s or 0.0)
 
     async def read(
-        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
+        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: Flow
     ) -> AsyncIterator[Piece]:
         """Yield a range straight from a site, in requests as the line bears them; nothing is kept, and nothing tried again.
 
         Args:
-            flow, weight: see `Budget.hold`.
+            flow: whose requests they are.
 
         Raises:
             Unavailable, NotFound, Stale, Denied: as the site says.
@@ -257,7 +257,7 @@ class Requests:
 
         async def collect(start: int) -> bytearray:
             found, count = bytearray(), min(size, end - start)
-            once = self._read_once(source, start, count, priority, flow, weight)
+            once = self._read_once(source, start, count, priority, flow)
             async with self._memory.hold(count, priority), contextlib.aclosing(once) as body:
                 async for piece in body:
                     found += piece
@@ -276,13 +276,13 @@ class Requests:
             await asyncio.gather(*ahead, return_exceptions=True)
 
     async def _read_once(
-        self, source: Identity, offset: int, length: int, priority: Priority, flow: str, weight: float
+        self, source: Identity, offset: int, length: int, priority: Priority, flow: Flow
     ) -> AsyncGenerator[Piece, None]:
         """Send one request in its turn and yield its body."""
         subject = f"{source.site}:{source.path}"
         site = self._site(source.site, subject)
         link, turns = self._link(source.site), self._turn(source.site)
-        async with turns.hold(1, priority, cost=length, flow=flow, weight=weight):
+        async with turns.hold(1, priority, cost=length, flow=flow):
             sent_s = self._clock.monotonic_s()
             link.sent(sent_s, more_wait=turns.waiting > 0)
             self._counters.fetches += 1

@@ -24,17 +24,18 @@ class Window(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def window_of(outcomes: Sequence[bool]) -> Window:
+def window_of(outcomes: Sequence[bool], stop_below: float = OFF_BELOW) -> Window:
     """Return the window for the next prediction.
 
     Args:
         outcomes: of the last ones: whether somebody came.
+        stop_below: hit rate below which nothing is copied.
     """
     if len(outcomes) < OUTCOMES_MIN:
         return Window()
     rate = sum(outcomes) / len(outcomes)
     seen = f"{sum(outcomes)} of the last {len(outcomes)} came true"
-    if rate < OFF_BELOW:
+    if rate < stop_below:
         return Window(NARROWED, off=True, why=f"without copies: {seen}")
     if rate < NARROW_BELOW:
         return Window(NARROWED, why=f"for a shorter time: {seen}")

@@ -7,12 +7,9 @@ not say that it encrypts does not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-
 import msgspec
 
-from vfs.foresight.model import Labels, ReplicaRecord
-from vfs.model import LakePath
+from vfs.foresight.model import Labels
 
 
 class PlaceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +56,7 @@ def merged(*duties: Labels) -> Labels:
         residency=tuple(sorted(common)) if common or not stated else (NOWHERE,),
         encrypted=any(each.encrypted for each in duties),
         retain_s=min(limits, default=0.0),
+        with_origin=any(each.with_origin for each in duties),
     )
 
 
@@ -80,12 +78,3 @@ def ruling(labels: Labels, place: PlaceFacts, wanted_ttl_s: float) -> Ruling:
         return Ruling("encryption", "must travel encrypted; the place is reached without TLS")
     limits = [limit for limit in (labels.retain_s, wanted_ttl_s) if limit > 0]
     return Ruling("", "no rule against it", min(limits, default=0.0))
-
-
-def orphans(replicas: Iterable[ReplicaRecord], gone: Collection[LakePath]) -> list[ReplicaRecord]:
-    """Return the copies that have to go because their origin is gone: of it, or of something below it."""
-    return [each for each in replicas if any(_is_at_or_below(each.path, path) for path in gone)]
-
-
-def _is_at_or_below(path: str, above: str) -> bool:
-    return path == above or path.startswith(above + "/")

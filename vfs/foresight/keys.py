@@ -14,6 +14,7 @@ Pure: no I/O, no clock.
     lives/ID                      the replica may be offered; ends with a lease, where it may only live so long
     ledger/JOB/ID                 LedgerEntry
     switches/MECHANISM            Switch
+    spent/MECHANISM/ID            bytes that were copied; ends with a lease of an hour
     leader                        name of the controller that leads; ends with its lease
 """
 
@@ -31,6 +32,7 @@ from vfs.model import LakePath
 
 JOBS, INBOX, HINTS, REPLICAS, LEDGER, SWITCHES = "jobs/", "inbox/", "hints/", "replicas/", "ledger/", "switches/"
 LEADER = "leader"
+SPENT = "spent/"
 OPEN = "open/"
 
 _encoder = msgspec.msgpack.Encoder()
@@ -111,6 +113,10 @@ def ledger_key(job: JobName, hint: HintId) -> str:
 
 def switch_key(mechanism: Mechanism) -> str:
     return SWITCHES + mechanism
+
+
+def spent_prefix(mechanism: Mechanism) -> str:
+    return f"{SPENT}{mechanism}/"
 
 
 def _part(name: str) -> str:

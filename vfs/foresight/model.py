@@ -41,11 +41,13 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         residency: regions that may hold copies; empty: all.
         encrypted: copies must lie on encrypted storage.
         retain_s: copies may not live longer; 0: no limit.
+        with_origin: copies are deleted when what they are of is deleted at its origin, wanted or not.
     """
 
     residency: tuple[str, ...] = ()
     encrypted: bool = False
     retain_s: float = 0.0
+    with_origin: bool = False
 
 
 # --- events: what training and the mounts say ------------------------------------------------------------------------
@@ -111,10 +113,15 @@ class JobSubmitted(msgspec.Struct, frozen=True, kw_only=True, tag="job_submitted
 
 
 class SaveBegun(msgspec.Struct, frozen=True, kw_only=True, tag="save_begun"):
-    """The first byte of a checkpoint is about to be written."""
+    """The first byte of a checkpoint is about to be written.
+
+    Attributes:
+        labels: duties that travel with it; None: those of the policy.
+    """
 
     step: int
     path: LakePath
+    labels: Labels | None = None
 
 
 class FileClosed(msgspec.Struct, frozen=True, kw_only=True, tag="file_closed"):
@@ -134,7 +141,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, tag="committed"):
 
     Attributes:
         files: all of them, the marker last.
-        labels: duties that travel with it; None: those of the policy.
+        labels: as in `SaveBegun`; what was stated there holds too.
     """
 
     step: int

@@ -9,6 +9,7 @@ is a place too, with the rule, so that it is listed and can be asked about.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,14 +48,22 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         on: whether this mechanism works at all.
         size: bytes of all copies by this mechanism, at one site, at most.
-        residency: labels, one of which a place must carry.
-        rule: that says so, for people.
+        duties: that the policy adds to those of the checkpoint.
+        names: of the rules that say so, by "on", "size" and the rule of a `Ruling`, for people.
     """
 
     on: bool = True
     size: int = 1 << 60
-    residency: tuple[str, ...] = ()
-    rule: str = ""
+    duties: Labels = Labels()
+    names: Mapping[str, str] = {}
+
+    def refusal(self, labels: Labels, place: PlaceFacts) -> str:
+        """Return which rule forbids a copy of a checkpoint with these duties at a place, and who stated it; "" for none."""
+        said = ruling(merged(labels, self.duties), place, 0.0)
+        if said.allowed:
+            return ""
+        by = "the checkpoint" if not ruling(labels, place, 0.0).allowed else f"rule {self.names.get(said.rule, 'default')}"
+        return f"{said.rule}: {said.why}; stated by {by}"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +74,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         hot, count: as in `ReplicaRecord`.
         refused: rule by which no copy may be there, "" for none.
         expires_in_s: it may live so long at most, 0: as long as its hint.
+        labels: the duties that it is made under.
     """
 
     site: SiteName
@@ -73,6 +83,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     refused: str = ""
     expires_in_s: float = 0.0
+    labels: Labels = Labels()
 
 
 def places(
@@ -93,37 +104,76 @@ def places(
         bytes_needed: of one copy, as far as it is known.
         used: bytes that copies take already, by site and mechanism.
     """
+    duties = merged(labels, rules.duties)
     if not rules.on:
-        return [Place(site=hint.site, refused=f"{hint.mechanism} is switched off by {rules.rule or 'the policy'}")]
-    duties = merged(labels, Labels(residency=rules.residency))
+        refused = f"{hint.mechanism} is switched off by rule {rules.names.get('on', 'default')}"
+        return [Place(site=hint.site, refused=refused, labels=duties)]
+    ask = _Asked(hint, labels, rules, sites, bytes_needed, used)
     if hint.mechanism is Mechanism.HOT_FILES:
-        return _for_crowd(hint, duties, rules, origin, sites, bytes_needed, used)
-    return [_judged(hint, duties, rules, hint.site, sites, bytes_needed, used)]
+        return _for_crowd(ask, origin)
+    return [ask.judged(hint.site)]
 
 
-def _for_crowd(
-    hint: Hint,
-    duties: Labels,
+class _Asked(NamedTuple):
+    """What `places` was asked."""
+
+    hint: Hint
+    labels: Labels
+    rules: Rules
+    sites: Mapping[SiteName, SiteFacts]
+    bytes_needed: int
+    used: Mapping[tuple[SiteName, Mechanism], int]
+
+    def governed(self, site: SiteName) -> Place:
+        """Return a place as far as duties go."""
+        facts, duties = self.sites.get(site, SiteFacts()), merged(self.labels, self.rules.duties)
+        said = ruling(duties, facts.place, self.hint.ttl_s)
+        refused = self.rules.refusal(self.labels, facts.place)
+        return Place(site=site, root=facts.root, hot=self.hint.hot, refused=refused, expires_in_s=said.ttl_s, labels=duties)
+
+    def judged(self, site: SiteName) -> Place:
+        """Return a place as far as duties, room and quota go, in this order."""
+        found, facts = self.governed(site), self.sites.get(site, SiteFacts())
+        if found.refused:
+            return found
+        if not facts.root:
+            return refused(found, 'place: site has no "copies" directory in foremount.toml')
+        left, why = room(facts, self.rules, site, self.hint.mechanism, self.used)
+        return refused(found, f"{why}, {self.bytes_needed} more do not fit") if self.bytes_needed > left else found
+
+
+def refused(place: Place, why: str) -> Place:
+    """Return the place as one where no copy may be."""
+    return msgspec.structs.replace(place, refused=why)
+
+
+def room(
+    facts: SiteFacts,
     rules: Rules,
-    origin: SiteName,
-    sites: Mapping[SiteName, SiteFacts],
-    bytes_needed: int,
+    site: SiteName,
+    mechanism: Mechanism,
     used: Mapping[tuple[SiteName, Mechanism], int],
-) -> list[Place]:
+) -> tuple[int, str]:
+    """Return how many bytes more a mechanism may put at a site, and what limits it."""
+    there = sum(size for (each, _), size in used.items() if each == site)
+    mine = used.get((site, mechanism), 0)
+    site_left, mine_left = facts.size - there, rules.size - mine
+    if site_left <= mine_left:
+        return site_left, f"quota: copies take {there} of {facts.size} bytes at the site"
+    by = rules.names.get("size", "default")
+    return mine_left, f"quota: {mechanism} takes {mine} of {rules.size} bytes at the site (rule {by})"
+
+
+def _for_crowd(ask: _Asked, origin: SiteName) -> list[Place]:
+    hint, sites = ask.hint, ask.sites
     readers = max((each.readers for each in hint.hot), default=0)
     home = sites.get(origin, SiteFacts())
     if home.multiplies:
         count = min(copies_needed(readers, home.readers), COPIES_AT_ONE_SITE_MAX)
-        said = ruling(duties, home.place, hint.ttl_s)
-        refused = "" if said.allowed else f"{said.rule}: {said.why}"
-        return [Place(site=origin, hot=hint.hot, count=count, refused=refused, expires_in_s=said.ttl_s)]
-    judged = {
-        site: _judged(hint, duties, rules, site, sites, bytes_needed, used)
-        for site, facts in sites.items()
-        if facts.root and site != origin
-    }
+        return [msgspec.structs.replace(ask.governed(origin), root=SitePath(""), count=count)]
+    judged = {site: ask.judged(site) for site, facts in sites.items() if facts.root and site != origin}
     spots = [
-        Spot(site, sites[site].rack, sites[site].uplink, sites[site].readers, used.get((site, hint.mechanism), 0))
+        Spot(site, sites[site].rack, sites[site].uplink, sites[site].readers, ask.used.get((site, hint.mechanism), 0))
         for site, place in judged.items()
         if not place.refused
     ]
@@ -133,31 +183,6 @@ def _for_crowd(
         found.append(msgspec.structs.replace(judged[spot.site], hot=wanted))
         borne += spot.bears
     return found or list(judged.values())
-
-
-def _judged(
-    hint: Hint,
-    duties: Labels,
-    rules: Rules,
-    site: SiteName,
-    sites: Mapping[SiteName, SiteFacts],
-    bytes_needed: int,
-    used: Mapping[tuple[SiteName, Mechanism], int],
-) -> Place:
-    facts = sites.get(site, SiteFacts())
-    said = ruling(duties, facts.place, hint.ttl_s)
-    refused = "" if said.allowed else f"{said.rule}: {said.why}"
-    there = sum(size for (each, _), size in used.items() if each == site)
-    mine = used.get((site, hint.mechanism), 0)
-    if refused:
-        pass
-    elif not facts.root:
-        refused = 'place: site has no "copies" directory in foremount.toml'
-    elif there + bytes_needed > facts.size:
-        refused = f"quota: copies take {there} of {facts.size} bytes at the site, {bytes_needed} more do not fit"
-    elif mine + bytes_needed > rules.size:
-        refused = f"quota: {hint.mechanism} takes {mine} of {rules.size} bytes at the site, {bytes_needed} more do not fit"
-    return Place(site=site, root=facts.root, hot=hint.hot, refused=refused, expires_in_s=said.ttl_s)
 
 
 def site_facts(config: Config) -> dict[SiteName, SiteFacts]:

@@ -15,13 +15,13 @@ copies.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
 import xxhash
 
-from vfs.foresight.gate import Window, window_of
+from vfs.foresight.gate import OFF_BELOW, Window, window_of
 from vfs.foresight.jobs import EXPECTED_MAX, PAST_MAX, Expected, JobState, Past, Save, with_hint, with_save, without_hint
 from vfs.foresight.model import (
     Anomaly,
@@ -90,9 +90,10 @@ class Prediction(msgspec.Struct, frozen=True):
 class _Draft:
     """A prediction that is being put together."""
 
-    def __init__(self, job: JobState, now_ns: int) -> None:
+    def __init__(self, job: JobState, now_ns: int, stop_below: StopBelow) -> None:
         self.job = job
         self.now_ns = now_ns
+        self.stop_below = stop_below
         self._made: dict[HintId, Hint] = {}
         self._withdrawn: dict[HintId, Withdrawn] = {}
         self._used: list[Used] = []
@@ -131,13 +132,19 @@ class _Draft:
             self.job = msgspec.structs.replace(self.job, used=(*self.job.used, hint.id))
 
 
-def predict(job: JobState, what: Happening, now_ns: int) -> Prediction:
+StopBelow = Callable[[Mechanism, LakePath], float]
+
+
+def predict(
+    job: JobState, what: Happening, now_ns: int, stop_below: StopBelow = lambda mechanism, path: OFF_BELOW
+) -> Prediction:
     """Return what follows from an event.
 
     Args:
         now_ns: of this controller's clock.
+        stop_below: hit rate below which a mechanism's own predictions for a path bring no copies.
     """
-    draft = _Draft(job, now_ns)
+    draft = _Draft(job, now_ns, stop_below)
     match what:
         case JobSubmitted():
             _submitted(draft, what)
@@ -203,11 +210,9 @@ def _submitted(draft: _Draft, what: JobSubmitted) -> None:
 
 def _hot(draft: _Draft, what: HotFiles) -> None:
     readers = max((each.readers for each in what.ranges), default=0)
-    hint = _hint(draft, -1, what.path, what.site, f"the job says that {readers} will read at once", ANNOUNCED)
+    why = f"the job says that {readers} will read at once"
     hot = msgspec.structs.replace(
-        hint,
-        id=hint_id(draft.job.job, Mechanism.HOT_FILES, what.path, -1, what.site),
-        mechanism=Mechanism.HOT_FILES,
+        _hint(draft, -1, what.path, what.site, why, ANNOUNCED, mechanism=Mechanism.HOT_FILES),
         hot=what.ranges,
         starts_in_s=what.starts_in_s,
         ttl_s=what.ttl_s + what.starts_in_s,
@@ -224,9 +229,8 @@ def _planned(draft: _Draft, what: JobSubmitted) -> None:
     why = f"{what.world_size} ranks load this checkpoint at once, by the job's plan"
     draft.make(
         msgspec.structs.replace(
-            _hint(draft, -1, what.checkpoint, what.site, why, ANNOUNCED),
+            _hint(draft, -1, what.checkpoint, what.site, why, ANNOUNCED, gated=True, mechanism=Mechanism.HOT_FILES),
             id=name,
-            mechanism=Mechanism.HOT_FILES,
             world_size=what.world_size,
             starts_in_s=what.starts_in_s,
             ttl_s=CROWD_S + what.starts_in_s,
@@ -379,17 +383,18 @@ def _hint(
     *,
     gated: bool = False,
     starts_in_s: float = 0.0,
+    mechanism: Mechanism = Mechanism.CHECKPOINTS,
 ) -> Hint:
     job = draft.job
-    window = window_of(job.outcomes.get(Mechanism.CHECKPOINTS, ())) if gated else Window()
+    window = window_of(job.outcomes.get(mechanism, ()), draft.stop_below(mechanism, path)) if gated else Window()
     urgency = Urgency(severity=_severity(job))
     if job.submitted is not None:
         given = job.submitted
         urgency = msgspec.structs.replace(urgency, parameters=given.parameters, importance=given.importance)
     return Hint(
-        id=hint_id(job.job, Mechanism.CHECKPOINTS, path, step, site),
+        id=hint_id(job.job, mechanism, path, step, site),
         job=job.job,
-        mechanism=Mechanism.CHECKPOINTS,
+        mechanism=mechanism,
         path=path,
         site=site,
         why=f"{why}; {window.why}" if window.why else why,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.extents.layout import BLOCK
+from vfs.foresight.model import ReplicaRecord
 from vfs.model import SitePath, join
 
 TINY_BYTES = 256 << 10
@@ -72,6 +73,15 @@ def whole_blocks(ranges: Iterable[Range], size: int) -> list[Range]:
         else:
             found.append((start, end))
     return [(start, end - start) for start, end in found]
+
+
+def ranges_of(replica: ReplicaRecord, file: ManifestFile) -> list[Range]:
+    """Return the ranges of a file that the replica multiplies; empty: the whole file."""
+    path = join(replica.path, file.path) if file.path else replica.path
+    hot = [each for each in replica.hot if each.path == path]
+    if not hot or any(not each.length for each in hot):
+        return []
+    return whole_blocks([(each.offset, each.length) for each in hot], file.size)
 
 
 def place_in_ranges(ranges: Sequence[Range], offset: int, length: int) -> int | None:

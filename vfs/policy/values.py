@@ -16,6 +16,7 @@ import msgspec
 from vfs.policy.written import (
     NEAREST,
     ORIGIN,
+    Allowance,
     FetchSize,
     Hedge,
     Names,
@@ -54,6 +55,7 @@ class About(msgspec.Struct, frozen=True):
 
 
 _NEXT, _ONCE = Effect.NEXT_OPEN, Effect.AT_ONCE
+_ALLOWANCE = "on, off, or size=SIZE, hourly=SIZE, share=PERCENT, stop=PERCENT"
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +95,62 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "list of labels",
             _NEXT,
             "without a duty to keep data somewhere there is nothing to limit",
-            comes_with="the replication controller",
         ),
     ] = Names([])
+    copy_encryption: Annotated[
+        Literal["any", "required"],
+        About(
+            "Whether copies made ahead must lie and travel encrypted.",
+            "any or required",
+            _ONCE,
+            "only the data's owner knows",
+        ),
+    ] = "any"
+    copy_retention: Annotated[
+        Seconds,
+        About(
+            "How long a copy made ahead may live at most, wanted or not; 0: as long as it is wanted.",
+            "duration",
+            _ONCE,
+            "copies go when nobody wants them any more",
+        ),
+    ] = Seconds(0.0)
+    copy_deletion: Annotated[
+        Literal["with-origin", "when-unwanted"],
+        About(
+            "When what was deleted at its origin is deleted where it was copied: at once, or when nobody wants it.",
+            "with-origin or when-unwanted",
+            _ONCE,
+            "who deletes data means all of it",
+        ),
+    ] = "with-origin"
+    eval_copies: Annotated[
+        Allowance,
+        About(
+            "Copies of checkpoints where they will be evaluated or loaded.",
+            _ALLOWANCE,
+            _ONCE,
+            "they are made only where foremount.toml has a place for them, as large as it says there",
+        ),
+    ] = Allowance("on")
+    hot_copies: Annotated[
+        Allowance,
+        About(
+            "Copies of bytes that many ranks read at once; stop concerns those that follow from a job's plan.",
+            _ALLOWANCE,
+            _ONCE,
+            "as eval_copies",
+        ),
+    ] = Allowance("on")
+    samples_ahead: Annotated[
+        Allowance,
+        About(
+            "Samples made or read ahead of their step, by the path .jobs/JOB; share is of the groups under way.",
+            _ALLOWANCE,
+            _ONCE,
+            "it works only for jobs that were declared, within samples.spool of foremount.toml",
+        ),
+    ] = Allowance("on")
     prefetch: Annotated[
         Literal["off", "sequential", "tensor", "whole"],
         About(

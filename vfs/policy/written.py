@@ -158,6 +158,57 @@ class Rate(float):
         return super().__new__(cls, rate)
 
 
+class Allowance(str):
+    """What one mechanism that works ahead may take: "on", "off", or limits: "size=1TiB, hourly=200GiB, share=50%, stop=25%".
+
+    Attributes:
+        on: whether it works at all.
+        size: bytes that it may hold at one place.
+        hourly: bytes that it may bring within any hour.
+        share: of the requests that a line carries at a time, 0 < share <= 1.
+        stop: hit rate below which it goes on without work until its predictions come true again.
+    """
+
+    on: bool
+    size: int
+    hourly: int
+    share: float
+    stop: float
+
+    def __new__(cls, text: str) -> Allowance:
+        found: dict[str, str] = {}
+        if text.strip() not in ("on", "off"):
+            for part in text.split(","):
+                name, equals, value = (each.strip() for each in part.partition("="))
+                if not equals or name not in _ALLOWED or name in found:
+                    raise ValueError(
+                        f"{text!r} is no allowance: write on, off, or size=1TiB, hourly=200GiB, share=50%, stop=25%"
+                    )
+                found[name] = value
+        size, hourly = (parse_size(found[name]) if name in found else UNLIMITED for name in ("size", "hourly"))
+        share, stop = (_percent(found.get(name, usual)) for name, usual in (("share", "100%"), ("stop", STOP_BELOW)))
+        if not share:
+            raise ValueError("a share of nothing would stop it half done: write off")
+        texts = {"size": size_text(size), "hourly": size_text(hourly), "share": f"{share:.0%}", "stop": f"{stop:.0%}"}
+        stated = ", ".join(f"{name}={texts[name]}" for name in _ALLOWED if name in found)
+        self = super().__new__(cls, stated or text.strip())
+        self.on, self.size, self.hourly, self.share, self.stop = self != "off", size, hourly, share, stop
+        return self
+
+
+_ALLOWED = ("size", "hourly", "share", "stop")
+UNLIMITED = 1 << 60
+STOP_BELOW = "25%"
+"""Where nothing is stated: of four copies three were for nobody."""
+
+
+def _percent(text: str) -> float:
+    """Return a share, in whole percent."""
+    if (matched := re.fullmatch(r"([0-9]{1,3}) *%", text)) is None or int(matched[1]) > 100:
+        raise ValueError(f"{text!r} is no share: write 0% to 100%")
+    return int(matched[1]) / 100
+
+
 class Names(tuple[str, ...]):
     """One name or a list of names, in order, none twice."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from vfs.clock import Clock
 from vfs.errors import ForemountError
-from vfs.extents.fair import Priority
+from vfs.extents.fair import Flow, Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
 from vfs.extents.requests import Served
@@ -113,7 +113,7 @@ class Benefit:
         """Read a range from the origin, so that its line is measured."""
         length = min(served.length, CONTROL_BYTES)
         try:
-            pieces = self._fetcher.read(served.origin, served.offset, length, Priority.BACKGROUND, flow="control", weight=1.0)
+            pieces = self._fetcher.read(served.origin, served.offset, length, Priority.BACKGROUND, flow=Flow("control"))
             async for _ in pieces:
                 pass
         except ForemountError as exc:

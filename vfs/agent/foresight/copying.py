@@ -28,12 +28,12 @@ from vfs.agent.writing.sending import Sender, SendLimits, gravest
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import Clock
 from vfs.errors import Corrupt, Denied, ForemountError, NotFound, Unavailable, Unsupported
-from vfs.extents.fair import Priority
+from vfs.extents.fair import Flow, Priority
 from vfs.extents.layout import Identity
 from vfs.foresight.governance import PlaceFacts, ruling
-from vfs.foresight.model import FileCopy, HotRange, ReplicaRecord
+from vfs.foresight.model import FileCopy, ReplicaRecord
 from vfs.foresight.priority import kind, weight
-from vfs.foresight.transfers import Range, batches, place_in_copy, share_of_cpu_s, whole_blocks
+from vfs.foresight.transfers import batches, place_in_copy, ranges_of, share_of_cpu_s
 from vfs.model import Kind, SiteName, SitePath, Version, join, split
 from vfs.namespace.mounts import MountTable
 from vfs.sites.protocol import Piece, Site
@@ -48,7 +48,7 @@ class Read(Protocol):
     """Reads a range of a site in its line's budget: `Fetcher.read`."""
 
     def __call__(
-        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
+        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: Flow
     ) -> AsyncIterator[Piece]: ...
 
 
@@ -75,6 +75,7 @@ class Copier:
         writers: by site; one that has none refuses copies.
         places: what the sites say of themselves, for governance.
         meter: returns CPU seconds of this process so far, and bytes that it has read from sites.
+        share: of a line that the mechanism of a replica may hold.
 
     Attributes:
         going_on: by id of the replica.
@@ -91,7 +92,9 @@ class Copier:
         clock: Clock,
         meter: Callable[[], tuple[float, int]],
         limits: SendLimits | None = None,
+        share: Callable[[ReplicaRecord], float] = lambda replica: 1.0,
     ) -> None:
+        self._share = share
         self._mounts = mounts
         self._sites = sites
         self._writers = writers
@@ -209,8 +212,9 @@ class _One:
         self._writer = writer
         self._done = done
         self._meter = copier._meter
-        priority, share = kind(replica.priority), weight(replica.priority)
-        self._read = functools.partial(copier._read, priority=priority, flow=replica.id, weight=share)
+        priority = kind(replica.priority)
+        flow = Flow(replica.id, weight(replica.priority), replica.mechanism, copier._share(replica))
+        self._read = functools.partial(copier._read, priority=priority, flow=flow)
         parts = copier._parts[priority is Priority.URGENT]  # of its own: others hold theirs for as long as the link is full
         self._sender = Sender(writer, copier._limits, copier._clock, parts, before=streamed.nobody)
 
@@ -258,15 +262,6 @@ class _One:
             with contextlib.suppress(ForemountError, TimeoutError):
                 async with asyncio.timeout(ABANDON_S):
                     await asyncio.shield(asyncio.ensure_future(self._writer.abandon(upload)))
-
-
-def ranges_of(replica: ReplicaRecord, file: ManifestFile) -> list[Range]:
-    """Return the ranges of a file that the replica multiplies; empty: the whole file."""
-    path = join(replica.path, file.path) if file.path else replica.path
-    hot: list[HotRange] = [each for each in replica.hot if each.path == path]
-    if not hot or any(not each.length for each in hot):
-        return []
-    return whole_blocks([(each.offset, each.length) for each in hot], file.size)
 
 
 def _token(replica: ReplicaRecord, file: ManifestFile) -> str:

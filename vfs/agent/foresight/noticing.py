@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import xxhash
@@ -23,7 +23,7 @@ from vfs.checkpoints.commit import step_of
 from vfs.checkpoints.manifest import Manifest, ManifestFile
 from vfs.clock import Clock
 from vfs.errors import ForemountError
-from vfs.foresight.model import Committed, Event, FileClosed, Happening, JobName, SaveBegun
+from vfs.foresight.model import Committed, Event, FileClosed, Happening, JobName, Labels, SaveBegun
 from vfs.foresight.offers import Line
 from vfs.model import LakePath, SiteName, split
 from vfs.namespace.mounts import MountTable
@@ -40,12 +40,24 @@ _RETRY_S, _RETRY_S_MAX = 0.2, 30.0
 class Noticed:
     """Told by the uploads; tells a controller.
 
+    Args:
+        duties: that go along with what is committed here.
+
     Attributes:
         _queue: id, job, what, and since when it waits.
         _saves: directories whose save was told, with the paths of their files once they are committed.
     """
 
-    def __init__(self, line: Line, mount: str, mounts: MountTable, sites: Mapping[SiteName, Site], clock: Clock) -> None:
+    def __init__(
+        self,
+        line: Line,
+        mount: str,
+        mounts: MountTable,
+        sites: Mapping[SiteName, Site],
+        clock: Clock,
+        duties: Callable[[LakePath], Labels | None],
+    ) -> None:
+        self._duties = duties
         self._line = line
         self._mount = mount
         self._mounts = mounts
@@ -66,7 +78,8 @@ class Noticed:
         if committed is not None and path not in committed:
             return  # of a save that was told, or beside one that was committed
         self._remember(directory, frozenset())
-        self._say(f"save:{directory}:{self._clock.wall_ns()}", directory, SaveBegun(step=step, path=LakePath(directory)))
+        what = SaveBegun(step=step, path=LakePath(directory), labels=self._duties(LakePath(directory)))
+        self._say(f"save:{directory}:{self._clock.wall_ns()}", directory, what)
 
     def stored(self, path: LakePath, file: ManifestFile) -> None:
         """A file is at its origin, verified; its path is made relative here."""
@@ -89,6 +102,7 @@ class Noticed:
             save_id=manifest.save_id,
             marker=manifest.marker,
             files=tuple(manifest.files),
+            labels=self._duties(manifest.path),
         )
         self._say(f"commit:{manifest.save_id}:{manifest.committed_ns}", manifest.path, what)
 

@@ -18,7 +18,7 @@ from vfs.checkpoints.layout import Layout, Needs, NoLayout
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.checkpoints.recognise import described_by, recognise
 from vfs.errors import ForemountError
-from vfs.extents.fair import Priority
+from vfs.extents.fair import Flow, Priority
 from vfs.extents.layout import Identity
 from vfs.foresight import keys
 from vfs.foresight.hot import hot_ranges
@@ -80,7 +80,7 @@ async def _parsed(source: Identity, parser: Needs[T], read: Read) -> T:
     need, found = await asyncio.to_thread(_advance, parser, None)
     while need is not None:
         body = bytearray()
-        async for piece in read(source, *need, Priority.PREDICTIVE, flow=f"layout {source.path}", weight=1.0):
+        async for piece in read(source, *need, Priority.PREDICTIVE, flow=Flow(f"layout {source.path}")):
             body += piece
         need, found = await asyncio.to_thread(_advance, parser, bytes(body))
     assert found is not None

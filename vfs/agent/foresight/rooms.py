@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -22,9 +23,11 @@ import msgspec
 from vfs import config
 from vfs.agent.foresight.benefit import TELL_S, Benefit
 from vfs.agent.foresight.copying import Copier
+from vfs.agent.foresight.governed import Governed, stated_duties
 from vfs.agent.foresight.noticing import Noticed
 from vfs.agent.foresight.planned import hot_of
 from vfs.agent.reading.published import Published
+from vfs.agent.rules import PathRules
 from vfs.agent.writing.uploads import Uploads
 from vfs.backoff import doubled_s
 from vfs.checkpoints.manifest import Manifest
@@ -42,13 +45,14 @@ from vfs.foresight.execution import Executor
 from vfs.foresight.hot import COPIES_ANYWAY
 from vfs.foresight.model import Checkpoint, Event, FileCopy, Hint, Labels, Mechanism, ReplicaId, ReplicaRecord
 from vfs.foresight.offers import OPEN_S, Direct, Line
-from vfs.foresight.placing import Place, Rules, SiteFacts, places, site_facts
+from vfs.foresight.placing import Place, SiteFacts, places, site_facts
 from vfs.foresight.plan import Origin
 from vfs.foresight.stores.embedded import Embedded
 from vfs.foresight.stores.etcd import Etcd
 from vfs.foresight.stores.protocol import Store
 from vfs.model import SiteName
 from vfs.namespace.mounts import MountTable
+from vfs.policy.inforce import Documents, InForce
 from vfs.sites.build import build_writer
 from vfs.sites.protocol import Site
 from vfs.sites.writing import SiteWriter
@@ -82,6 +86,7 @@ async def controlling(
     sites: Mapping[SiteName, Site],
     fetcher: Fetcher,
     clock: Clock,
+    documents: Documents,
     *,
     name: str,
     socket_path: str,
@@ -94,6 +99,7 @@ async def controlling(
         stack.push_async_callback(store.close)
         writers = await _writers(loaded, sites, stack)
         facts = site_facts(loaded)
+        governed = Governed(PathRules(InForce(documents), mounts), documents, facts)
         executor: Executor = Copier(
             mounts,
             sites,
@@ -102,6 +108,7 @@ async def controlling(
             places={site: each.place for site, each in facts.items()},
             clock=clock,
             meter=meter_of(fetcher),
+            share=governed.share,
         )
 
         async def places_of(hint: Hint) -> Sequence[Place]:
@@ -122,13 +129,14 @@ async def controlling(
             labels: Labels = known.labels if known is not None and known.labels is not None else hint.labels
             whole = known.bytes if known is not None else 0
             size = whole if any(not each.length for each in hint.hot) else sum(each.length for each in hint.hot) or whole
-            return places(hint, labels, Rules(), origin=point.site, sites=facts, bytes_needed=size, used=controller.used)
+            rules = governed.rules(hint.mechanism, hint.path)
+            return places(hint, labels, rules, origin=point.site, sites=facts, bytes_needed=size, used=controller.used)
 
         async def origin_of(replica: ReplicaRecord, copies: Sequence[FileCopy]) -> Origin:
             point = mounts.find(replica.path)
             return Origin.UNKNOWN if point is None else await what_is_left(sites[point.site], copies)
 
-        controller = Controller(store, executor, clock, name=name, places=places_of, origin=origin_of)
+        controller = Controller(store, executor, clock, name=name, places=places_of, origin=origin_of, oversight=governed)
         boards = Boards(store, clock, {site: each.rack for site, each in facts.items()})
         line = Direct(store, clock, boards.board)
         following = asyncio.ensure_future(boards.follow())
@@ -192,6 +200,7 @@ async def line_of(
     sites: Mapping[SiteName, Site],
     fetcher: Fetcher,
     clock: Clock,
+    documents: Documents,
     *,
     socket_path: str,
 ) -> AsyncIterator[Line]:
@@ -204,8 +213,9 @@ async def line_of(
             stack.push_async_callback(remote.close)
             yield remote
             return
+        name = mount_name(socket_path)
         yield await stack.enter_async_context(
-            controlling(loaded, mounts, sites, fetcher, clock, name=mount_name(socket_path), socket_path=socket_path)
+            controlling(loaded, mounts, sites, fetcher, clock, documents, name=name, socket_path=socket_path)
         )
 
 
@@ -224,6 +234,7 @@ async def mounted(
     uploads: Uploads | None,
     manifests: Iterable[Manifest],
     clock: Clock,
+    documents: Documents,
     *,
     socket_path: str,
     spawn: Callable[[Awaitable[None]], None],
@@ -234,23 +245,33 @@ async def mounted(
             yield None
             return
         try:
-            line = await stack.enter_async_context(line_of(loaded, mounts, sites, fetcher, clock, socket_path=socket_path))
+            line = await stack.enter_async_context(
+                line_of(loaded, mounts, sites, fetcher, clock, documents, socket_path=socket_path)
+            )
         except ForemountError as exc:
             log.error("foresight is off: %s", exc)  # noqa: TRY400  # the sentence says it all
             yield None
             return
         name = mount_name(socket_path)
-        noticed = Noticed(line, name, mounts, sites, clock)
+        rules = PathRules(InForce(documents), mounts)
+        noticed = Noticed(line, name, mounts, sites, clock, functools.partial(stated_duties, rules))
         if uploads is not None:
             uploads.notify(begun=noticed.began, stored=noticed.stored, committed=noticed.committed)
         noticed.again(manifests)
         room = Mounted(line, published, noticed, Benefit(fetcher, clock, spawn), name, clock)
         task = asyncio.ensure_future(room.run())
+        task.add_done_callback(_log_bug)
         try:
             yield room
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def _log_bug(done: asyncio.Task[None]) -> None:
+    """Say that the mount's part has ended: nobody waits for it until the mount ends."""
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("bug: foresight of this mount has ended", exc_info=error)
 
 
 class Mounted:

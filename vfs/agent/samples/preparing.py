@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from vfs.agent.samples.jobs import JobRun, SampleJobs
 from vfs.backoff import doubled_s
 from vfs.clock import Clock
 from vfs.errors import ForemountError, InvalidFeed, Unavailable
+from vfs.policy.written import Allowance
 from vfs.samples import jobs, tree, wire
 from vfs.samples.model import Form, Reason, Sample
 from vfs.samples.spool import GroupKey, Ready, Spool
@@ -29,6 +31,7 @@ from vfs.samples.spool import GroupKey, Ready, Spool
 log = logging.getLogger(__name__)
 GROUPS_MAX = 16
 """Under way at a time: eight ranks of a host with two steps each, so that a link is busy while a node makes the next."""
+OUTCOMES_MIN, OUTCOMES_MAX, PROBE_STEPS = 5, 16, 8
 _RETRY_LEAST_S, _RETRY_MOST_S = 0.2, 10.0
 _LINGER_S = 2.0
 """How long the files of a group that is over are there yet: the worker opens what it was told of within milliseconds."""
@@ -60,7 +63,12 @@ class Preparing:
 
     Args:
         source_of: what prepares a job's samples that have an operator; None: nothing does.
+        allowance: what the policy lets a job's samples take.
         tell: the worker of `.jobs`.
+
+    Attributes:
+        _hour: bytes that were prepared, with the time, of the last hour.
+        _outcomes: of each job, whether its last groups were read.
 
     Invariants: a group in `_tasks` is wanted; one in `_arrivals` is in `_tasks` and under way: its source is not lost; one in
     `_fruitless` is not tried until its job goes on.
@@ -75,8 +83,12 @@ class Preparing:
         *,
         source_of: Callable[[JobRun], Source | None],
         tell: Callable[[wire.Placed | wire.Dropped], bool],
+        allowance: Callable[[JobRun], Allowance],
         clock: Clock,
     ) -> None:
+        self._allowance = allowance
+        self._hour: deque[tuple[float, int]] = deque()
+        self._outcomes: dict[str, deque[bool]] = {}
         self._jobs = known
         self._samples = samples
         self._spool = spool
@@ -123,19 +135,39 @@ class Preparing:
         source = self._source_of(run)
         if source is not None:
             source.tell(run)
+        allowance = self._allowance(run)
+        if not allowance.on:
+            for group in [group for group in self._tasks if group[0] == run.name]:
+                self._tasks[group].cancel()
+            return
+        most, probes_only = max(1, int(GROUPS_MAX * allowance.share)), self._missed(run, allowance)
         for step, rank in run.progress.wanted():
+            if probes_only and step % PROBE_STEPS:
+                continue
             group = run.name, step, rank
             here = self._spool.group(group)
             if group in self._tasks or group in self._fruitless or (here is not None and here.complete):
                 continue
-            if not self._spool.has_room():
+            if not self._spool.has_room() or self._is_spent(allowance):
                 break
-            if len(self._tasks) >= GROUPS_MAX and step > run.progress.ranks[rank]:
+            if len(self._tasks) >= most and step > run.progress.ranks[rank]:
                 continue  # what a rank reads now does not wait for what other jobs read later
             task = asyncio.ensure_future(self._prepare(run, step, rank))
             self._tasks[group] = task
             self._arrivals[group] = asyncio.Event()  # now: who had it begun by looking a sample up may wait for that one
             task.add_done_callback(functools.partial(self._ended, run, group))
+
+    def _is_spent(self, allowance: Allowance) -> bool:
+        """Return whether so much lies here, or was prepared within the hour, that nothing may be added."""
+        now_s = self._clock.monotonic_s()
+        while self._hour and self._hour[0][0] <= now_s - 3600.0:
+            self._hour.popleft()
+        return self._spool.used >= allowance.size or sum(size for _, size in self._hour) >= allowance.hourly
+
+    def _missed(self, run: JobRun, allowance: Allowance) -> bool:
+        """Return whether so few groups were read that only one now and then is prepared, to see whether that has changed."""
+        outcomes = self._outcomes.get(run.name, ())
+        return len(outcomes) >= OUTCOMES_MIN and sum(outcomes) / len(outcomes) < allowance.stop
 
     def greet(self) -> None:
         """A worker has connected: tell it what is here."""
@@ -148,6 +180,7 @@ class Preparing:
         source = self._source_of(run)
         if source is not None:
             await source.forget(run)
+        self._outcomes.pop(run.name, None)
         directories = [_directory(key) for key, _ in self._spool.groups(run.name)]
         self._tell(wire.Dropped(directories))
         await asyncio.get_running_loop().run_in_executor(self._writer, self._spool.drop_job, run.name)
@@ -213,6 +246,7 @@ class Preparing:
         """Tell the worker of samples that are here."""
         size = sum(ready.size for ready in arrived)
         run.totals.prepared_bytes += size
+        self._hour.append((self._clock.monotonic_s(), size))
         fact = run.fact(group[1], group[2])
         fact.size += size
         if fact.entered_s:  # its reader is there and will not ask for what is placed
@@ -257,7 +291,9 @@ class Preparing:
         for key, group in list(self._spool.groups(run.name)):
             if group.over or not run.progress.is_over(key[1], key[2]):
                 continue
-            if was_read := bool(run.fact(key[1], key[2]).entered_s):
+            was_read = bool(run.fact(key[1], key[2]).entered_s)
+            self._outcomes.setdefault(run.name, deque(maxlen=OUTCOMES_MAX)).append(was_read)
+            if was_read:
                 run.totals.used_bytes += group.size
             else:
                 run.totals.unused_bytes += group.size

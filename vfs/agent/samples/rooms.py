@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from vfs import config
+from vfs.agent.rules import PathRules
 from vfs.agent.samples.answers import Samples
 from vfs.agent.samples.jobs import GroupFacts, JobRun, SampleJobs, Started
 from vfs.agent.samples.preparing import Preparing, Source
@@ -21,6 +22,8 @@ from vfs.agent.samples.sources import EngineSource, NodeSource
 from vfs.clock import Clock
 from vfs.errors import NotFound
 from vfs.model import LakePath, split
+from vfs.policy.facts import Access
+from vfs.policy.written import Allowance
 from vfs.rundir import RunDir
 from vfs.samples.engines.local import LocalEngine
 from vfs.samples.feeds.protocol import Lake
@@ -53,7 +56,9 @@ class SampleRooms:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, loaded: config.Config, lake: Lake, rundir: RunDir, clock: Clock) -> AsyncIterator[SampleRooms]:
+    async def running(
+        cls, loaded: config.Config, lake: Lake, rundir: RunDir, clock: Clock, rules: PathRules
+    ) -> AsyncIterator[SampleRooms]:
         """Serve the worker of `.jobs` until the block ends.
 
         Raises:
@@ -78,8 +83,20 @@ class SampleRooms:
                     return nodes
                 return engine if run.job.fallback == "local" else None
 
+            def allowance(run: JobRun) -> Allowance:
+                return rules.decision(LakePath(f".jobs/{run.name}"), Access.PREFETCH).values.samples_ahead
+
             preparing = await stack.enter_async_context(
-                Preparing(known, samples, spool, writer, source_of=source_of, tell=server.tell, clock=clock)
+                Preparing(
+                    known,
+                    samples,
+                    spool,
+                    writer,
+                    source_of=source_of,
+                    tell=server.tell,
+                    allowance=allowance,
+                    clock=clock,
+                )
             )
             server.on_greeted = preparing.greet
             await stack.enter_async_context(server.listening(rundir.jobs_socket))

@@ -17,7 +17,7 @@ import sys
 from vfs import config
 from vfs.agent.foresight.rooms import controlling
 from vfs.clock import SystemClock
-from vfs.errors import ForemountError, InvalidConfig
+from vfs.errors import ForemountError, InvalidConfig, InvalidPolicy
 from vfs.extents.budget import Budget
 from vfs.extents.directory import spill_directory
 from vfs.extents.fetch import Fetcher
@@ -25,6 +25,9 @@ from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
 from vfs.model import SiteName
 from vfs.namespace.mounts import build_mount_table
+from vfs.policy.inforce import open_store
+from vfs.policy.store import PolicyStore
+from vfs.policy.watch import watch
 from vfs.sites.build import open_sites
 
 log = logging.getLogger("vfs.foresight.controller")
@@ -43,14 +46,24 @@ def main() -> int:
         loaded = config.load(args.config)
         if loaded.foresight is None:
             raise InvalidConfig(args.config, "has no [foresight] table", "docs/foresight.md shows one")
-        asyncio.run(_serve(loaded, name=args.name, socket_path=args.socket))
+        documents = open_store(loaded, args.config)
+        asyncio.run(_serve(loaded, documents, name=args.name, socket_path=args.socket))
     except ForemountError as exc:
         log.error("controller ends: %s", exc)  # noqa: TRY400  # an expected failure: its sentence says it all
         return 1
     return 0
 
 
-async def _serve(loaded: config.Config, *, name: str, socket_path: str) -> None:
+async def _follow(documents: PolicyStore) -> None:
+    """Put changed documents in force until it is cancelled."""
+    if not documents.directories():
+        return
+    async for outcome in watch(documents, in_thread=asyncio.to_thread):
+        if isinstance(outcome, InvalidPolicy):
+            log.warning("policy %s stays in force: %s", documents.current.version, outcome)
+
+
+async def _serve(loaded: config.Config, documents: PolicyStore, *, name: str, socket_path: str) -> None:
     clock, mounts, ended = SystemClock(), build_mount_table(loaded), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,9 +78,11 @@ async def _serve(loaded: config.Config, *, name: str, socket_path: str) -> None:
         fetcher = await stack.enter_async_context(
             Fetcher(store, store, sites, local=local, memory=memory, clock=clock, limits=FetchLimits())
         )
+        following = asyncio.ensure_future(_follow(documents))
+        stack.callback(following.cancel)
         opening = asyncio.ensure_future(
             stack.enter_async_context(
-                controlling(loaded, mounts, sites, fetcher, clock, name=name, socket_path=socket_path, wait=True)
+                controlling(loaded, mounts, sites, fetcher, clock, documents, name=name, socket_path=socket_path, wait=True)
             )
         )
         stopping = asyncio.ensure_future(ended.wait())

@@ -17,6 +17,7 @@ from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import Clock
 from vfs.errors import InvalidConfig
 from vfs.foresight import keys
+from vfs.foresight.governance import merged
 from vfs.foresight.jobs import JobState, with_sequence
 from vfs.foresight.ledger import begun, committed, ended, read_from, started
 from vfs.foresight.model import (
@@ -31,7 +32,8 @@ from vfs.foresight.model import (
     ReplicaReads,
     SaveBegun,
 )
-from vfs.foresight.predictor import Prediction, expired, predict
+from vfs.foresight.oversight import Free
+from vfs.foresight.predictor import Prediction, StopBelow, expired, predict
 from vfs.foresight.stores.protocol import CHANGES_MAX, Delete, Item, LeaseId, Put, Store, every, write_all
 from vfs.model import LakePath
 
@@ -91,9 +93,10 @@ class Intake:
         waiting: keys of events that wait for one before them, with the time when they were found.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, stop_below: StopBelow | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._stop_below = stop_below or Free().stop_below
         self._files = Marks(store, clock, FILES_S)
         self.waiting: dict[str, float] = {}
 
@@ -139,7 +142,7 @@ class Intake:
 
     async def _apply(self, event: Event, job: JobState, item: Item, expect: dict[str, int]) -> bool:
         now_ns = self._clock.wall_ns()
-        prediction = predict(job, event.what, now_ns)
+        prediction = predict(job, event.what, now_ns, self._stop_below)
         after = with_sequence(prediction.job, event.source, event.seq)
         changes: list[Put | Delete] = [Delete(item.key), Put(keys.job_key(event.job), keys.encode(after))]
         changes += await self._checkpoint(event, now_ns, expect)
@@ -164,9 +167,9 @@ class Intake:
             case FileClosed(path=path, file=file):
                 await self._keep_files(path, [file])
                 return []
-            case SaveBegun(path=path, step=step):
+            case SaveBegun(path=path, step=step, labels=labels):
                 await self._forget_files(path)
-                begun_one = Checkpoint(path=path, job=event.job, step=step, begun_ns=now_ns)
+                begun_one = Checkpoint(path=path, job=event.job, step=step, begun_ns=now_ns, labels=labels)
                 return [Put(keys.checkpoint_key(path), keys.encode(begun_one))]
             case Committed() as what:
                 await self._keep_files(what.path, what.files)
@@ -174,6 +177,7 @@ class Intake:
                 known = await self._store.get(key)
                 expect[key] = 0 if known is None else known.revision
                 before = None if known is None else keys.decode(known.value, Checkpoint)
+                said = (what.labels, before.labels if before is not None else None)
                 saved = Checkpoint(
                     path=what.path,
                     job=event.job,
@@ -181,7 +185,7 @@ class Intake:
                     save_id=what.save_id,
                     files=len(what.files),
                     bytes=sum(file.size for file in what.files),
-                    labels=what.labels,
+                    labels=merged(*stated) if (stated := [each for each in said if each is not None]) else None,
                     begun_ns=before.begun_ns if before is not None else now_ns,
                     committed_ns=now_ns,
                 )

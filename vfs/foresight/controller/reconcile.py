@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +20,7 @@ from vfs.errors import Denied, ForemountError
 from vfs.foresight import keys, ledger
 from vfs.foresight.controller.leading import LostLead
 from vfs.foresight.execution import Executor
+from vfs.foresight.governance import merged
 from vfs.foresight.keys import Switch
 from vfs.foresight.model import (
     Checkpoint,
@@ -32,15 +33,19 @@ from vfs.foresight.model import (
     ReplicaRecord,
     replica_id,
 )
+from vfs.foresight.oversight import Free, Oversight
 from vfs.foresight.placing import Place
 from vfs.foresight.plan import Next, Origin, Seen, Step, may_be_last, next_step
 from vfs.foresight.priority import priority
 from vfs.foresight.stores.protocol import Delete, Item, Put, Store, every, write_all
+from vfs.foresight.transfers import ranges_of
 from vfs.model import SitePath, join
 
 log = logging.getLogger(__name__)
 GATHERED_S = 0.1
 """Files that are closed within this are looked for together: that reads the list of all."""
+QUOTA = "waits for room: "
+"""Begins the reason of a copy that a quota holds up."""
 REST_S = 2.0
 """Between "not offered any more" and removal: every mount has heard of it, twice over."""
 _BUILT = (Phase.DESIRED, Phase.COPYING, Phase.VERIFIED)
@@ -55,7 +60,7 @@ class Looked(NamedTuple):
     priority: float
 
 
-def record_for(hint: Hint, place: Place, labels: Any, now_ns: int) -> ReplicaRecord:
+def record_for(hint: Hint, place: Place, now_ns: int) -> ReplicaRecord:
     """Return the replica that a hint wants at a place, before anything was done for it."""
     name = replica_id(hint.id, hint.path, place.site, place.root)
     return ReplicaRecord(
@@ -68,7 +73,7 @@ def record_for(hint: Hint, place: Place, labels: Any, now_ns: int) -> ReplicaRec
         root=SitePath(join(place.root, name)),
         phase=Phase.REFUSED if place.refused else Phase.DESIRED,
         step=hint.step,
-        labels=labels,
+        labels=place.labels,
         priority=priority(hint.urgency),
         hot=place.hot,
         count=place.count,
@@ -83,6 +88,9 @@ class Reconciler:
 
     Args:
         origin: asks the origin what it has of these copies.
+        oversight: the policy.
+        room: how many bytes of a replica may be copied now, and what limits that.
+        copied: told of each file that was.
     """
 
     def __init__(
@@ -92,8 +100,14 @@ class Reconciler:
         clock: Clock,
         *,
         origin: Callable[[ReplicaRecord, Sequence[FileCopy]], Awaitable[Origin]],
+        oversight: Oversight | None = None,
+        room: Callable[[ReplicaRecord], tuple[int, str]] = lambda replica: (1 << 60, ""),
+        copied: Callable[[ReplicaRecord, int], None] = lambda replica, size: None,
     ) -> None:
         self._store = store
+        self._oversight = oversight or Free()
+        self._room = room
+        self._copied = copied
         self._executor = executor
         self._clock = clock
         self._origin = origin
@@ -109,12 +123,9 @@ class Reconciler:
         places = [place for place in places if replica_id(hint.id, hint.path, place.site, place.root) not in known]
         if not places:
             return []
-        kept = await self._store.get(keys.checkpoint_key(hint.path))
-        saved: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
-        labels = saved.labels if saved is not None and saved.labels is not None else hint.labels
         made = []
         for place in places:
-            record = record_for(hint, place, labels, self._clock.wall_ns())
+            record = record_for(hint, place, self._clock.wall_ns())
             key = keys.replica_key(record.id)
             if await self._store.write([Put(key, keys.encode(record))], expect={key: 0}):
                 made.append(record.id)
@@ -133,7 +144,7 @@ class Reconciler:
         revisions = {kept.key: kept.revision}
         hint = await self._get(keys.hint_key(record.hint), Hint, revisions)
         checkpoint = await self._get(keys.checkpoint_key(record.path), Checkpoint, revisions)
-        why = await self._unwanted(record, hint)
+        why = await self._unwanted(record, hint, checkpoint)
         builds = not why and record.phase in _BUILT
         drops = bool(why) and record.phase is Phase.EXPIRING
         count = len({each.path for each in record.hot}) or (checkpoint.files if checkpoint is not None else 0)
@@ -170,7 +181,7 @@ class Reconciler:
         hot = {each.path for each in record.hot}
         return {path: file for path, file in files.items() if join(record.path, path) in hot}
 
-    async def _unwanted(self, record: ReplicaRecord, hint: Hint | None) -> str:
+    async def _unwanted(self, record: ReplicaRecord, hint: Hint | None, checkpoint: Checkpoint | None) -> str:
         """Return why nobody wants a replica any more, "" where somebody does."""
         if hint is None:
             return "its hint is gone"
@@ -179,6 +190,8 @@ class Reconciler:
         switch = await self._store.get(keys.switch_key(record.mechanism))
         if switch is not None and not keys.decode(switch.value, Switch).on:
             return f"{record.mechanism} is switched off"
+        if record.phase is not Phase.REFUSED and (forbidden := self._oversight.forbids(_with_duties(record, checkpoint))):
+            return forbidden
         if (
             record.phase is Phase.PUBLISHED
             and record.expires_in_s
@@ -216,6 +229,11 @@ class Reconciler:
         if looked is None:
             return Next(Step.WAIT, "it is gone")
         record, next_one = looked.seen.replica, next_step(looked.seen)
+        if next_one.step is Step.COPY:
+            next_one = self._within_room(record, next_one)
+            if next_one.step is Step.WAIT and record.reason != next_one.why:
+                log.info("copy of %s to %s waits: %s", record.path, record.site, next_one.why)
+                await self._note(record, reason=next_one.why)
         try:
             await self._carry_out(next_one, looked)
         except Denied as exc:
@@ -227,6 +245,24 @@ class Reconciler:
             await self._note(record, attempts=record.attempts + 1, reason=str(exc))
             raise
         return next_one
+
+    def _within_room(self, record: ReplicaRecord, what: Next) -> Next:
+        """Return the part of a copy that quotas have room for, or to wait."""
+        fit, limit = self._fitting(record, what.files, 0)
+        return Next(Step.COPY, what.why, tuple(fit)) if fit else Next(Step.WAIT, f"{QUOTA}{limit}")
+
+    def _fitting(
+        self, record: ReplicaRecord, files: Iterable[ManifestFile], under_way: int
+    ) -> tuple[list[ManifestFile], str]:
+        """Return the first of the files, as many as there is room for beside bytes that are under way, and what limits them."""
+        left, limit = self._room(record)
+        fit, size = [], under_way
+        for file in files:
+            size += _needed(record, file)
+            if size > left:
+                break
+            fit.append(file)
+        return fit, limit
 
     async def _carry_out(self, what: Next, looked: Looked) -> None:
         seen, record = looked.seen, looked.seen.replica
@@ -278,7 +314,7 @@ class Reconciler:
 
         event = self._copying[record.id] = asyncio.Event()
         try:
-            await self._copy_as_they_come(record, files, done, event)
+            await self._copy_as_they_come(record, files, done, event, copies)
         finally:
             del self._copying[record.id]
         await self._note(record, attempts=0, reason="")
@@ -289,9 +325,10 @@ class Reconciler:
         files: Sequence[ManifestFile],
         done: Callable[[FileCopy], Awaitable[None]],
         more: asyncio.Event,
+        arrived: Mapping[str, FileCopy],
     ) -> None:
         """Copy files, and those that are closed meanwhile: a save goes on, and the line would be idle at each of its ends."""
-        begun = {file.path for file in files}
+        begun = {file.path: _needed(record, file) for file in files}
         copies = {asyncio.ensure_future(self._executor.copy(record, files, done))}
         coming = asyncio.ensure_future(more.wait())
         try:
@@ -304,8 +341,11 @@ class Reconciler:
                     await asyncio.sleep(GATHERED_S)
                     more.clear()
                     coming = asyncio.ensure_future(more.wait())
-                    fresh = [file for path, file in (await self._files(record)).items() if path not in begun]
-                    begun.update(file.path for file in fresh)
+                    known = await self._files(record)
+                    under_way = sum(size for path, size in begun.items() if path not in arrived)
+                    missing = [file for path, file in known.items() if path not in begun and path not in arrived]
+                    fresh, _ = self._fitting(record, missing, under_way)
+                    begun.update((file.path, _needed(record, file)) for file in fresh)
                     if fresh:
                         copies.add(asyncio.ensure_future(self._executor.copy(record, fresh, done)))
         finally:
@@ -335,6 +375,7 @@ class Reconciler:
             expect = {kept.key: kept.revision}
             changes += await self._accounted(record, lambda entry: ledger.prepared(entry, size, size, copy.cpu_s), expect)
             if await self._store.write(changes, expect=expect):
+                self._copied(record, size)
                 return
 
     async def _verify(self, looked: Looked) -> None:
@@ -397,6 +438,18 @@ class Reconciler:
             if entry.outcome is Outcome.OPEN:
                 refused = msgspec.structs.replace(entry, outcome=Outcome.REFUSED)
                 await self._store.write([Put(line.key, keys.encode(refused))], expect={line.key: line.revision})
+
+
+def _needed(record: ReplicaRecord, file: ManifestFile) -> int:
+    """Return how many bytes of a file are copied."""
+    return sum(length for _, length in ranges_of(record, file)) or file.size
+
+
+def _with_duties(record: ReplicaRecord, checkpoint: Checkpoint | None) -> ReplicaRecord:
+    """Return the record with the duties that its checkpoint has by now."""
+    if checkpoint is None or checkpoint.labels is None:
+        return record
+    return msgspec.structs.replace(record, labels=merged(record.labels, checkpoint.labels))
 
 
 def _size(copy: FileCopy) -> int:

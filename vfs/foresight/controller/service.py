@@ -29,14 +29,16 @@ from vfs.errors import ForemountError
 from vfs.foresight import keys
 from vfs.foresight.controller.intake import Intake
 from vfs.foresight.controller.leading import Fenced, LostLead, leading
-from vfs.foresight.controller.reconcile import Reconciler
+from vfs.foresight.controller.reconcile import QUOTA, Reconciler
+from vfs.foresight.controller.spending import Spending
 from vfs.foresight.execution import Executor
 from vfs.foresight.jobs import JobState
 from vfs.foresight.model import FileCopy, Hint, HintId, Mechanism, Phase, ReplicaId, ReplicaRecord
+from vfs.foresight.oversight import Free, Oversight
 from vfs.foresight.placing import Place
 from vfs.foresight.plan import Origin, Step
 from vfs.foresight.priority import priority
-from vfs.foresight.stores.protocol import Change, Compacted, Store, every, pages
+from vfs.foresight.stores.protocol import Change, Compacted, Delete, Store, every, pages
 from vfs.model import SiteName
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,9 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 class Controller:
     """Runs until it is cancelled; see `run`.
 
+    Args:
+        oversight: the policy.
+
     Attributes:
         leads: now.
         ready: it leads and has read all that there is.
@@ -82,8 +87,10 @@ class Controller:
         name: str,
         places: Callable[[Hint], Awaitable[Sequence[Place]]],
         origin: Callable[[ReplicaRecord, Sequence[FileCopy]], Awaitable[Origin]],
+        oversight: Oversight | None = None,
     ) -> None:
         self.store = store
+        self._oversight = oversight or Free()
         self.name = name
         self._executor = executor
         self._clock = clock
@@ -141,8 +148,19 @@ class _Lead:
         self._controller = controller
         self._store = store
         self._clock = controller._clock
-        self._intake = Intake(store, self._clock)
-        self._reconciler = Reconciler(store, controller._executor, self._clock, origin=controller._origin)
+        self._oversight = controller._oversight
+        self._rules = self._oversight.version
+        self._intake = Intake(store, self._clock, self._oversight.stop_below)
+        self._spending = Spending(store, self._clock)
+        self._reconciler = Reconciler(
+            store,
+            controller._executor,
+            self._clock,
+            origin=controller._origin,
+            oversight=self._oversight,
+            room=self._room,
+            copied=lambda replica, size: self._spending.note(replica.mechanism, size),
+        )
         self._hints: dict[HintId, Hint] = {}
         self._replicas: dict[ReplicaId, _Known] = {}
         self._of: dict[HintId, tuple[ReplicaId, ...]] = {}
@@ -188,6 +206,7 @@ class _Lead:
         assert revision is not None
         self._new_hints = [(hint.id in self._of, number, hint) for _, number, hint in self._new_hints]
         heapq.heapify(self._new_hints)
+        await self._spending.read()
         await self._end_hints()
         self._events.set()
         self._controller.ready = True
@@ -237,10 +256,12 @@ class _Lead:
                     self._place_anew(rest)
             case "open" | "lives" if change.value is None:
                 self._look(ReplicaId(rest.partition("/")[0]))
+            case "spent":
+                self._spending.changed(change)
             case "switches":
                 for index, (replica, known) in enumerate(list(self._replicas.items()), 1):
                     if known.mechanism == rest:
-                        self._look(replica)
+                        self._stop(replica)
                     if index % IN_A_TURN == 0:
                         await asyncio.sleep(0)
 
@@ -261,9 +282,7 @@ class _Lead:
         if not self._checkpoints[checkpoint]:
             del self._checkpoints[checkpoint]
         for replica in self._of.get(name, ()):
-            if replica in self._running:
-                self._running[replica].cancel()
-            self._look(replica)
+            self._stop(replica)
         await self._intake.hint_ended(hint.job, name)
 
     def _replica_changed(self, record: ReplicaRecord) -> None:
@@ -305,6 +324,28 @@ class _Lead:
         for hint in self._checkpoints.get(name, ()):
             if self._hints[hint].world_size and hint not in self._of:
                 self._to_be_placed(self._hints[hint])
+
+    def _stop(self, replica: ReplicaId) -> None:
+        """Break off what is being done for a replica, and look at it anew: what is still wanted goes on where it was."""
+        if replica in self._running:
+            self._running[replica].cancel()
+        self._look(replica)
+
+    async def _reconsider(self) -> None:
+        """The rules are others: what they refused is asked again, what they forbid now is stopped and goes."""
+        log.info("%s asks everything again: rules %s are in force", self._controller.name, self._rules)
+        async for page in pages(self._store, keys.REPLICAS):
+            for item in page.items:
+                record: ReplicaRecord = keys.decode(item.value, ReplicaRecord)
+                if record.phase is Phase.REFUSED:
+                    await self._store.write([Delete(item.key)], expect={item.key: item.revision})
+                elif self._oversight.forbids(record):
+                    self._stop(record.id)
+                else:
+                    self._look(record.id)
+
+    def _room(self, replica: ReplicaRecord) -> tuple[int, str]:
+        return self._oversight.room(replica, self._controller.used, self._spending.within_hour(replica.mechanism))
 
     # --- the work -------------------------------------------------------------------------------------------------
 
@@ -373,6 +414,8 @@ class _Lead:
                 self._controller.steps[taken.step] = self._controller.steps.get(taken.step, 0) + 1
                 self._failed.pop(replica, None)
                 if taken.step is Step.WAIT:
+                    if taken.why.startswith(QUOTA):
+                        heapq.heappush(self._later, (self._clock.monotonic_s() + AGAIN_S, replica))
                     break
         except LostLead:
             raise
@@ -395,6 +438,10 @@ class _Lead:
                 self._look(heapq.heappop(self._later)[1])
             if self._intake.waiting:
                 self._events.set()
+            await self._spending.flush()
+            if self._rules != self._oversight.version:
+                self._rules = self._oversight.version
+                await self._reconsider()
 
 
 def _checkpoint(hint: Hint) -> str:
