@@ -302,10 +302,20 @@ async def test_an_upload_that_is_abandoned_when_all_has_arrived_leaves_nothing(t
     await put(target, SitePath("run7/step_13/other"), b"other", "b0")
     last = SitePath("run7/step_13/last")
     upload = await target.writer.begin(last, target.size, "b1")
-    for index in range(upload.count):
-        await target.writer.send(upload, index, part_of(upload, index, content))
-    await target.writer.abandon(upload)
+    receipts = await send_all(target, upload, content)
+    await target.writer.abandon(upload, receipts)
     assert [entry.name for entry in await listed(target, "run7/step_13")] == ["other"]
+
+
+async def test_a_small_upload_that_is_abandoned_takes_nothing_else_with_it(target: Target) -> None:
+    """Also where the store shows it with its last byte."""
+    one, two = SitePath("run7/step_14/one"), SitePath("run7/step_14/two")
+    for path in (one, two):
+        upload = await target.writer.begin(path, 5, "b1")
+        receipts = await send_all(target, upload, b"small")
+        await put(target, two, b"of somebody else", "b2")
+        await target.writer.abandon(upload, receipts)
+    assert [entry.name for entry in await listed(target, "run7/step_14")] == ["two"]
 
 
 async def test_an_object_takes_the_place_of_the_one_before(target: Target) -> None:

@@ -25,10 +25,16 @@ TURNS = 60
 
 
 @pytest.mark.slow
-def test_names_that_change_while_they_are_uploaded_do_not_come_back(scratch: Path, nginx: Nginx) -> None:
-    with lake(scratch, nginx) as mount, Changing(mount.root / "staged", 2, pause_s=0.02) as clients:
-        clients.wait_turns(TURNS)
+@pytest.mark.parametrize("writes", ["put", "webdav"])
+def test_names_that_change_while_they_are_uploaded_do_not_come_back(scratch: Path, nginx: Nginx, writes: str) -> None:
+    """And nothing of them stays at the origin."""
+    with lake(scratch, nginx, writes=writes) as mount:
+        (mount.root / "staged" / writes).mkdir()
+        with Changing(mount.root / "staged" / writes, 2, pause_s=0.03) as clients:
+            clients.wait_turns(TURNS // 3)
         assert clients.trouble == []
+        at_origin = nginx.root / "killed" / writes
+        wait_until(lambda: not list(at_origin.glob("*/*")), "nothing to be left at the origin")
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.lake import FSYNC_IS_LOCAL, Lake, mounted, wait_until
 from tests.servers.nginx import Nginx
@@ -22,7 +24,7 @@ path = "{base}/disk"
 [sites.origin]
 kind = "http"
 url = "URL"
-writes = "put"
+writes = "WRITES"
 [[mounts]]
 prefix = "/local"
 site = "disk"
@@ -58,18 +60,21 @@ while True:
 
 
 @contextmanager
-def lake(base: Path, origin: WanOrigin | Nginx, *options: str) -> Iterator[Lake]:
+def lake(base: Path, origin: WanOrigin | Nginx, *options: str, writes: str = "put") -> Iterator[Lake]:
     """Mount a directory of this host at /local and an origin at /staged, both writable. Only nginx takes uploads."""
     (base / "disk").mkdir(exist_ok=True)
     (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
     (origin.root / "killed").mkdir(exist_ok=True)
     url = f"{origin.url}/dav/killed" if isinstance(origin, Nginx) else f"{origin.url}/killed"
-    with mounted(CONFIG.replace("URL", url), base, *options) as mount:
+    with mounted(CONFIG.replace("URL", url).replace("WRITES", writes), base, *options) as mount:
         yield mount
 
 
 class Changing:
     """Threads that make and remove names until the block ends; each call must have the one right answer.
+
+    Args:
+        pause_s: between calls, at most.
 
     Attributes:
         turns: done so far, by thread.
@@ -98,21 +103,31 @@ class Changing:
         goal = sum(self.turns) + count
         wait_until(lambda: sum(self.turns) >= goal or self.trouble, f"{count} turns")
 
+    @staticmethod
+    def _turn(root: Path) -> list[tuple[Any, ...]]:
+        def create(path: Path) -> None:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+        return [
+            (os.mkdir, root / "d"),
+            (create, root / "d/f"),
+            (os.rename, root / "d/f", root / "d/g"),
+            (os.symlink, "g", root / "d/s"),
+            (os.rename, root / "d", root / "e"),
+            (os.unlink, root / "e/g"),
+            (os.unlink, root / "e/s"),
+            (os.rmdir, root / "e"),
+        ]
+
     def _run(self, index: int) -> None:
-        root = self._root / str(index)
+        root, chance = self._root / str(index), random.Random(index)
         try:
             root.mkdir()
             while not self._ended.is_set():
-                os.mkdir(root / "d")
-                os.close(os.open(root / "d/f", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-                os.rename(root / "d/f", root / "d/g")
-                os.symlink("g", root / "d/s")
-                os.rename(root / "d", root / "e")
-                os.unlink(root / "e/g")
-                os.unlink(root / "e/s")
-                os.rmdir(root / "e")
+                for call, *arguments in self._turn(root):
+                    call(*arguments)
+                    self._ended.wait(chance.uniform(0, self._pause_s))
                 self.turns[index] += 1
-                self._ended.wait(self._pause_s)
         except OSError as exc:
             self.trouble.append(f"{root.name}, turn {self.turns[index]}: {exc}")
 

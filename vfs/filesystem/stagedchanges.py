@@ -113,18 +113,26 @@ class StagedChanges:
 
     def _supersede(self, path: LakePath, absent: Staged, node: Staged) -> tuple[Staged, list[Change]]:
         """Return what takes the name of an ABSENT node, and the changes that go with it."""
+        node = replace(node, hides=_hidden_by(absent))
         if not self._area.nodes.children(absent.id):
             return node, [Drop(absent.id)]
         if node.kind is not StagedKind.DIRECTORY:
             raise Busy(path, "is a directory at its origin that is being removed there", "try again")
         return replace(node, id=absent.id, seq=absent.seq + 1), []  # what is in it goes on being hidden and removed
 
-    def _leave(self, node: Staged, path: LakePath) -> list[Change]:
-        """Return what hides a name, and has it removed at the origin, when its node leaves it."""
-        if not self._names.may_show(node, path):
-            return []
+    def _commit_leaving(self, node: Staged, path: LakePath, changes: list[Change]) -> None:
+        """Commit changes with which a node leaves its name: it is hidden, and goes from the origin, where that may show it.
+
+        Said first and taken back where it can't be so. The agent notes what it begins before it looks whether the name still
+        stands: if nothing was noted until now, it finds that it does not.
+        """
+        serial = self._area.uploads_serial()
+        may_show = self._names.may_show(node, path)
         is_directory = node.kind is StagedKind.DIRECTORY
-        return [self._absent(self._area.next_id(), node.parent, node.name, directory=is_directory)]
+        absent = self._absent(self._area.next_id(), node.parent, node.name, directory=is_directory)
+        self._area.commit([*changes, absent])
+        if not may_show and self._area.uploads_serial() == serial:
+            self._area.commit([Drop(absent.id)])
 
     def _absent(self, node_id: int, parent: int, name: str, *, directory: bool) -> Staged:
         return Staged(id=node_id, parent=parent, name=name, kind=StagedKind.ABSENT, through=directory, seq=1)
@@ -152,12 +160,13 @@ class StagedChanges:
         elif directory:
             if any(child.kind is not StagedKind.ABSENT for child in self._area.nodes.children(node.id)):
                 raise DirectoryNotEmpty(path)
+            serial = self._area.uploads_serial()
             keeps = node.through or self._names.may_show(node, path) or self._area.nodes.children(node.id)
-            self._area.commit(
-                [replace(node, kind=StagedKind.ABSENT, through=True, seq=node.seq + 1)] if keeps else [Drop(node.id)]
-            )
+            self._area.commit([replace(node, kind=StagedKind.ABSENT, through=True, seq=node.seq + 1)])
+            if not keeps and self._area.uploads_serial() == serial:  # as in `_commit_leaving`
+                self._area.commit([Drop(node.id)])
         else:
-            self._area.commit([*self._unnamed(node, is_open=is_open), *self._leave(node, path)])
+            self._commit_leaving(node, path, self._unnamed(node, is_open=is_open))
 
     def _unnamed(self, node: Staged, *, is_open: bool) -> list[Change]:
         """Return what becomes of a file that loses its name."""
@@ -199,8 +208,9 @@ class StagedChanges:
         if old is not None and old.id != now.id:
             changes += self._inherited(new_path, old, now)
             changes += self._unnamed(old, is_open=is_open)
-        left = self._leave(now, path)
-        self._area.commit([*changes, replace(now, parent=parent.id, name=split(new_path)[1]), *left])
+        hides = _hidden_by(old) if old is not None else StagedKind(new_origin.kind.value) if new_origin is not None else None
+        moved = replace(now, parent=parent.id, name=split(new_path)[1], hides=hides)
+        self._commit_leaving(now, path, [*changes, moved])
 
     def _inherited(self, path: LakePath, old: Staged, node: Staged) -> list[Change]:
         """Return what hands the names that are still being removed in a directory on to the one that takes its place."""
@@ -261,6 +271,13 @@ class StagedChanges:
         if here is None or there is None or here.through or there.through:
             raise Unsupported(path, "only names that were written here can be exchanged")
         self._area.commit([
-            replace(here, parent=there.parent, name=there.name),
-            replace(there, parent=here.parent, name=here.name),
+            replace(here, parent=there.parent, name=there.name, hides=there.kind),
+            replace(there, parent=here.parent, name=here.name, hides=here.kind),
         ])  # fmt: skip
+
+
+def _hidden_by(old: Staged) -> StagedKind:
+    """Return what the origin may have under a node's name when another takes it."""
+    if old.kind is StagedKind.ABSENT:
+        return StagedKind.DIRECTORY if old.through else StagedKind.FILE
+    return old.kind

@@ -135,9 +135,12 @@ class StagedNames:
         return await self._remote.lookup(path)
 
     async def _is_at_origin(self, directory: Staged) -> bool:
-        """Return whether the origin has a directory that was made here. Lists it: its names are then known."""
+        """Return whether the origin has a directory that was made here. Lists it: its names are then known.
+
+        Before it has been made there, what the origin has under its name belongs to what had the name before.
+        """
         path, now_s = self._area.nodes.path(directory), trio.current_time()
-        if path is None or now_s < self._away_until_s:
+        if path is None or now_s < self._away_until_s or not self._area.is_in_place(directory):
             return False
         with trio.move_on_after(_PRESENT_S) as asking:
             try:
@@ -224,4 +227,4 @@ class StagedNames:
 
     def may_show(self, node: Staged, path: LakePath) -> bool:
         """Return whether the origin has, or is getting, something under a node's name that would show without it."""
-        return node.at is not None or self._area.is_known_to_origin(node.id, path)
+        return node.at is not None or node.hides is not None or self._area.is_known_to_origin(node.id, path)

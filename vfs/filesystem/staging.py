@@ -30,6 +30,7 @@ from vfs.filesystem.request import is_resent, request_number
 from vfs.model import LakePath, Version
 from vfs.namespace.catalog import Catalog
 from vfs.namespace.journal import JournalWriter, content_path, sync_directory
+from vfs.namespace.mounts import MountTable
 from vfs.namespace.staged import NAMELESS, Begun, Change, Drop, Staged, StagedKind, StagedNodes, UploadState
 from vfs.oserrors import Translated
 
@@ -58,10 +59,19 @@ class StagingArea:
     """
 
     def __init__(
-        self, directory: str, journal: JournalWriter, *, catalog: Catalog, agent: AgentClient, clock: Clock, size: int
+        self,
+        directory: str,
+        journal: JournalWriter,
+        mounts: MountTable,
+        *,
+        catalog: Catalog,
+        agent: AgentClient,
+        clock: Clock,
+        size: int,
     ) -> None:
         self._directory = directory
         self._journal = journal
+        self._mounts = mounts
         self._catalog = catalog
         self._agent = agent
         self._clock = clock
@@ -157,6 +167,18 @@ class StagingArea:
         """Return whether the upload of a node has begun, or the origin had something at its path before."""
         known = self._catalog.known(path)
         return (known is not None and known.entry is not None) or self._catalog.upload(node_id) is not None
+
+    def is_in_place(self, node: Staged) -> bool:
+        """Return whether the origin holds a node, and where it is to be."""
+        path = self.nodes.path(node)
+        point = self._mounts.find(path) if path is not None else None
+        if not node.settled or node.at is None or path is None or point is None:
+            return False
+        return node.at.path == point.site_path(path)
+
+    def uploads_serial(self) -> int:
+        """Return a number that is another one whenever the agent has noted something."""
+        return self._catalog.uploads_serial()
 
     def version_at_origin(self, node: Staged) -> Version | None:
         """Return the version in which the origin has a node's content, as the agent noted last; None: not that content."""
@@ -318,7 +340,7 @@ class StagingArea:
                     self._closing[node_id] = now_s + min(1.0, max(_TURN_S, now_s - self._closing[node_id]) * 2)
             if now_s >= next_follow:
                 next_follow = now_s + _FOLLOW_S
-                if (found := self._catalog.uploads_serial()) != serial:
+                if (found := self.uploads_serial()) != serial:
                     serial = found
                     self._follow()
 
@@ -365,7 +387,7 @@ class StagingArea:
 
         The cache takes it over, where it can. Versions that are too young to last are left for the end.
         """
-        idle = [node for node in self.nodes if node.settled and node.content and node.at is not None]
+        idle = [node for node in self.nodes if node.content and self.is_in_place(node)]
         for node in sorted(idle, key=lambda node: (node.at is not None and node.at.version.generation, node.written_ns)):
             if wanted <= 0:
                 return
@@ -389,7 +411,7 @@ class StagingArea:
         before_ns = self.now_ns() - int(RETIRE_S * 1e9)
         for node in list(self.nodes):
             if node.kind is StagedKind.FILE:
-                is_done = node.settled and not node.content and node.settled_ns < before_ns and not self._opened[node.id]
+                is_done = not node.content and self._is_settled_since(node, before_ns) and not self._opened[node.id]
             elif node.kind is StagedKind.DIRECTORY:
                 is_done = self._is_idle_directory(node, before_ns)
             else:
@@ -400,7 +422,10 @@ class StagingArea:
     def _is_idle_directory(self, node: Staged, before_ns: int) -> bool:
         if self.nodes.children(node.id) or not node.parent:
             return False
-        return not node.mode if node.through else node.settled and node.settled_ns < before_ns
+        return not node.mode if node.through else self._is_settled_since(node, before_ns)
+
+    def _is_settled_since(self, node: Staged, before_ns: int) -> bool:
+        return node.settled and node.settled_ns < before_ns and self.is_in_place(node)
 
     def _origin_agrees(self, node: Staged) -> bool:
         """Return whether the origin's listing, as far as there is one, was begun after it had the object."""

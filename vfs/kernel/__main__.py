@@ -54,7 +54,7 @@ from vfs.model import LakePath  # noqa: E402
 from vfs.namespace.catalog import Catalog  # noqa: E402
 from vfs.namespace.inodes import InodeTable  # noqa: E402
 from vfs.namespace.journal import JournalWriter  # noqa: E402
-from vfs.namespace.mounts import JOBS_PREFIX, STATUS_PREFIX, build_mount_table  # noqa: E402
+from vfs.namespace.mounts import JOBS_PREFIX, STATUS_PREFIX, MountTable, build_mount_table  # noqa: E402
 from vfs.namespace.pins import Pins  # noqa: E402
 from vfs.policy.inforce import InForce, open_store  # noqa: E402
 from vfs.rundir import RunDir  # noqa: E402
@@ -120,7 +120,7 @@ class _Worker:
             owner = (os.getuid(), os.getgid())
             area = None
             if any(point.writable and point.local_root is None for point in mounts.points):
-                area = self._open_staging(catalog, clock)
+                area = self._open_staging(mounts, catalog, clock)
                 stack.callback(area.close)
             trees: dict[LakePath, Tree] = {}
             pinned: dict[LakePath, PinnedTree] = {}
@@ -169,11 +169,11 @@ class _Worker:
                 await filesystem.intents.settle(mounts, trees)
             await self._serve(filesystem, reports, recorder, area)
 
-    def _open_staging(self, catalog: Catalog, clock: Clock) -> StagingArea:
+    def _open_staging(self, mounts: MountTable, catalog: Catalog, clock: Clock) -> StagingArea:
         directory, fresh = config.staging_directory(self._config), not self._args.resend
         journal = JournalWriter(directory, fresh=fresh)
         size = self._config.staging.size
-        area = StagingArea(directory, journal, catalog=catalog, agent=self._agent, clock=clock, size=size)
+        area = StagingArea(directory, journal, mounts, catalog=catalog, agent=self._agent, clock=clock, size=size)
         area.sweep(fresh=fresh)
         return area
 

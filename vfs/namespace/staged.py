@@ -33,7 +33,11 @@ now, leave one. The agent deletes the object (or the empty directory) and writes
 
 The path of a node may change at any time (rename of it or of a directory above), and `at.path` then differs from where it
 is to be: the agent moves the object (rename or server-side copy), or uploads it again if the content is still here, and
-writes the new place under the same `seq`. It deletes nothing at a path that another node, by now, is to have.
+writes the new place under the same `seq`. It deletes nothing at a path that another node, by now, is to have. Until the
+object has left, nothing else comes to its old place and nothing is removed there (`vfs/agent/writing/places.py`).
+
+The agent notes what it is about to show at an origin, looks at the journal, and begins only if that still says so. The worker
+states that a name is to go before it looks whether the origin may have it: so one of the two sees what the other has done.
 
 Directories that were made here (`through` false) are made at origins that have directories. Those that only hold staged
 entries in a directory of the origin's are `through`: there is nothing to do for them. Symlinks stay on this host.
@@ -85,6 +89,7 @@ class Staged(msgspec.Struct, frozen=True, array_like=True, tag="node", kw_only=T
         settled_seq: content of `at`; the node is durable at the origin where it equals `seq` and nobody is writing.
         written_ns, synced_ns, settled_ns: when the content became complete, durable here, durable at the origin; wall
             clock, 0: not yet.
+        hides: what the origin may have at this path that is not of this node: it took the name of something that was to go.
     """
 
     id: int
@@ -107,6 +112,7 @@ class Staged(msgspec.Struct, frozen=True, array_like=True, tag="node", kw_only=T
     written_ns: int = 0
     synced_ns: int = 0
     settled_ns: int = 0
+    hides: StagedKind | None = None
 
     @property
     def settled(self) -> bool:
@@ -167,14 +173,16 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         seq: the content that this is about.
-        at: where the origin holds it and in which version, with DONE; None for directories and ABSENT.
+        at: where the origin holds it and in which version, with DONE; of a directory where it was made. None for ABSENT.
         sent: bytes that the origin has acknowledged so far.
         failure: of the last try.
         resume: what the site's writing protocol needs to go on after a restart; its own format.
         digest: of the content (`vfs/checkpoints/manifest.py`), with DONE.
         seen_ns: when the agent first saw the node.
         hash_s: spent on reading and digesting.
-        site: which origin `at` is of.
+        site: which origin `at`, `moving` and `left` are of.
+        moving: where to a rename of `at` has begun there, "" for nowhere; it is carried to its end before anything else.
+        left: where other content of the node may be: to be cleared when the origin holds this one.
     """
 
     seq: int
@@ -189,6 +197,8 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     seen_ns: int = 0
     hash_s: float = 0.0
     site: SiteName = SiteName("")
+    moving: SitePath = SitePath("")
+    left: tuple[At, ...] = ()
 
 
 class StagedNodes:

@@ -37,6 +37,7 @@ class FaultyWriter:
 
     def __init__(self, inner: SiteWriter) -> None:
         self._inner = inner
+        self.renames = inner.renames
         self._rules: list[tuple[WriteVerb, WriteFault, int, int, str]] = []
         self._seen: Counter[tuple[WriteVerb, str]] = Counter()
         self.calls: Counter[str] = Counter()
@@ -71,20 +72,22 @@ class FaultyWriter:
         self.finished.append(upload.path)
         return _answered(version, fault)
 
-    async def abandon(self, upload: Upload) -> None:
+    async def abandon(self, upload: Upload, receipts: Mapping[int, str] = {}) -> None:
         await self._before("abandon", upload.path)
-        await self._inner.abandon(upload)
+        await self._inner.abandon(upload, receipts)
 
     async def make_directory(self, path: SitePath) -> None:
         await self._inner.make_directory(path)
 
     async def remove(self, path: SitePath, *, directory: bool = False) -> None:
-        await self._before("remove", path)
+        fault = await self._before("remove", path)
         await self._inner.remove(path, directory=directory)
+        _answered(None, fault)
 
     async def rename(self, path: SitePath, new_path: SitePath) -> None:
-        await self._before("rename", path)
+        fault = await self._before("rename", path)
         await self._inner.rename(path, new_path)
+        _answered(None, fault)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -24,8 +24,10 @@ class HttpWriter:
     def __init__(self, site: HttpSite, way: Literal["put", "webdav"]) -> None:
         self._site = site
         self._moves = way == "webdav"
-        self._put: dict[tuple[SitePath, str], str] = {}
-        """Receipts of uploads that have their name already, though they are not finished."""
+
+    @property
+    def renames(self) -> bool:
+        return self._moves
 
     def __repr__(self) -> str:
         return f"HttpWriter({self._site!r})"
@@ -53,8 +55,6 @@ class HttpWriter:
         version = (await self._site.stat(target)).version
         if version.size != body.length:
             raise Corrupt(f"{self._site.name}:{target}", f"has {version.size} bytes, {body.length} were sent")
-        if not self._moves:
-            self._put[upload.path, upload.token] = _receipt(version)
         return _receipt(version)
 
     async def finish(self, upload: Upload, receipts: Mapping[int, str]) -> Version:
@@ -66,17 +66,15 @@ class HttpWriter:
         version = (await self._site.stat(upload.path)).version
         if _receipt(version) != receipts[0]:
             raise Corrupt(f"{self._site.name}:{upload.path}", "another object has taken its place")
-        self._put.pop((upload.path, upload.token), None)
         return version
 
-    async def abandon(self, upload: Upload) -> None:
+    async def abandon(self, upload: Upload, receipts: Mapping[int, str] = {}) -> None:
         if self._moves:
             await self.remove(upload.hidden)
-            return
-        receipt = self._put.pop((upload.path, upload.token), "")
-        with contextlib.suppress(NotFound):
-            if receipt and _receipt((await self._site.stat(upload.path)).version) == receipt:
-                await self.remove(upload.path)
+        elif receipts:
+            with contextlib.suppress(NotFound):
+                if _receipt((await self._site.stat(upload.path)).version) == receipts[0]:
+                    await self.remove(upload.path)
 
     async def make_directory(self, path: SitePath) -> None:
         if not self._moves or not path:
@@ -100,8 +98,12 @@ class HttpWriter:
     async def rename(self, path: SitePath, new_path: SitePath) -> None:
         if not self._moves:
             raise Unsupported(f"{self._site.name}:{path}", "the server can't rename", 'with WebDAV: writes = "webdav"')
-        target = str(self._site.url(new_path))
-        await self._do("MOVE", path, {"Destination": target, "Overwrite": "T"})
+        headers = {"Destination": str(self._site.url(new_path)), "Overwrite": "T"}
+        try:
+            await self._do("MOVE", path, headers)
+        except _ParentMissing:
+            await self.make_directory(SitePath(split(new_path)[0]))
+            await self._do("MOVE", path, headers)
 
     async def close(self) -> None:
         """The site closes its connections."""

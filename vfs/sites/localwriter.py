@@ -27,6 +27,8 @@ T = TypeVar("T")
 class LocalWriter:
     """Writes below `root`. Paths are walked without following symlinks, as `LocalSite` does."""
 
+    renames = True
+
     def __init__(self, name: SiteName, root: str, *, part_bytes: int = PART_BYTES, threads: int = 4) -> None:
         self._name = name
         self._root = root
@@ -67,7 +69,7 @@ class LocalWriter:
     async def finish(self, upload: Upload, receipts: Mapping[int, str]) -> Version:
         return await self._call(upload.path, self._publish, upload, receipts)
 
-    async def abandon(self, upload: Upload) -> None:
+    async def abandon(self, upload: Upload, receipts: Mapping[int, str] = {}) -> None:
         await self.remove(upload.hidden)
 
     async def make_directory(self, path: SitePath) -> None:

@@ -20,6 +20,8 @@ class MemoryWriter:
     _arrived: parts of the uploads that are neither finished nor abandoned, by token.
     """
 
+    renames = False
+
     def __init__(self, site: MemorySite, *, part_bytes: int = PART_BYTES) -> None:
         self._site = site
         self._part_bytes = part_bytes
@@ -56,7 +58,7 @@ class MemoryWriter:
         del self._arrived[upload.token]
         return version
 
-    async def abandon(self, upload: Upload) -> None:
+    async def abandon(self, upload: Upload, receipts: Mapping[int, str] = {}) -> None:
         self._arrived.pop(upload.token, None)
 
     async def make_directory(self, path: SitePath) -> None:

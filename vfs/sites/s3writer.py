@@ -68,6 +68,8 @@ class S3Writer:
         _client: made on first use and again when the keys have changed, together with those it was made with.
     """
 
+    renames = False
+
     def __init__(
         self,
         site: Site,
@@ -149,10 +151,12 @@ class S3Writer:
             await self._complete(upload, etags, expected)
         return await self._verified(upload, expected)
 
-    async def abandon(self, upload: Upload) -> None:
-        if not upload.handle:
-            return
+    async def abandon(self, upload: Upload, receipts: Mapping[int, str] = {}) -> None:
         with contextlib.suppress(NotFound):
+            if not upload.handle:
+                if receipts and _bare((await self._head(upload.path))["ETag"]) == receipts[0]:
+                    await self.remove(upload.path)
+                return
             at = self._at(upload.path) | {"UploadId": upload.handle}
             await self._call(upload.path, lambda s3: s3.abort_multipart_upload(**at))
 
@@ -183,12 +187,16 @@ class S3Writer:
         try:
             await self._call(upload.path, lambda s3: s3.complete_multipart_upload(**at))
         except NotFound:
-            head = await self._call(upload.path, lambda s3: s3.head_object(**self._at(upload.path)))
+            head = await self._head(upload.path)
             if _bare(head["ETag"]) != expected:  # else an earlier try got that far
                 raise
 
+    async def _head(self, path: SitePath) -> dict[str, Any]:
+        head: dict[str, Any] = await self._call(path, lambda s3: s3.head_object(**self._at(path)))
+        return head
+
     async def _verified(self, upload: Upload, expected: str) -> Version:
-        head = await self._call(upload.path, lambda s3: s3.head_object(**self._at(upload.path)))
+        head = await self._head(upload.path)
         if head["ContentLength"] != upload.size:
             raise Corrupt(self._subject(upload.path), f"has {head['ContentLength']} bytes, {upload.size} were sent")
         if expected and _is_digest(head) and _bare(head["ETag"]) != expected:

@@ -30,6 +30,8 @@ CONCAT_SOURCES = 32
 class WebHdfsWriter:
     """Writes through a `WebHdfsSite`'s connections and credentials."""
 
+    renames = True
+
     def __init__(self, site: WebHdfsSite, *, block_bytes: int = BLOCK_BYTES) -> None:
         self._site = site
         self._block_bytes = block_bytes
@@ -77,7 +79,7 @@ class WebHdfsWriter:
         await self.abandon(upload)
         return version
 
-    async def abandon(self, upload: Upload) -> None:
+    async def abandon(self, upload: Upload, receipts: Mapping[int, str] = {}) -> None:
         await self._delete(_directory(upload), recursive=True)
 
     async def make_directory(self, path: SitePath) -> None:

@@ -73,7 +73,15 @@ class SiteWriter(Protocol):
     Raises, each method: `Denied` (final, credentials were read again), `NoSpace` (the store is full or a quota is used up),
     `Unavailable` and its subclasses (transient; this layer does not retry), `Unsupported`, and what is named below. Each may
     be called again after a failure, whether or not the store had done it.
+
+    Attributes:
+        renames: `rename` is supported.
     """
+
+    @property
+    def renames(self) -> bool:
+        """Whether it can rename."""
+        ...
 
     async def begin(self, path: SitePath, size: int, token: str) -> Upload:
         """Open an upload; the directories above `path` need not be there."""
@@ -108,8 +116,13 @@ class SiteWriter(Protocol):
         """
         ...
 
-    async def abandon(self, upload: Upload) -> None:
-        """Remove what has arrived of an unfinished upload."""
+    async def abandon(self, upload: Upload, receipts: Mapping[int, str] = {}) -> None:
+        """Remove what has arrived of an unfinished upload.
+
+        Args:
+            receipts: of its parts. Where an object gets its name with its last part (HTTP PUT, one part to S3), it goes if it
+                is known by them to be this one.
+        """
         ...
 
     async def make_directory(self, path: SitePath) -> None:

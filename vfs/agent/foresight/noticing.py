@@ -17,7 +17,8 @@ import msgspec
 import xxhash
 
 from vfs.agent.writing.checkpoints import checkpoint_directory
-from vfs.agent.writing.uploads import RACY_S, is_unchanged
+from vfs.agent.writing.places import is_unchanged
+from vfs.agent.writing.uploads import RACY_S
 from vfs.backoff import doubled_s
 from vfs.checkpoints.commit import step_of
 from vfs.checkpoints.manifest import Manifest, ManifestFile

@@ -7,6 +7,7 @@ origin has it under another name. What has begun and arrived is noted while it g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import socket
@@ -16,21 +17,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
 import xxhash
 from msgspec.structs import replace
 
 from vfs.agent.writing.commits import Commits, Look
+from vfs.agent.writing.places import Resume, is_ours, is_unchanged, left_by, noted, resume_of
 from vfs.agent.writing.sending import Pace, Sender, SendLimits, StagedFile
-from vfs.agent.writing.uploadplan import MakeDirectory, Move, Remove, Send, Step
+from vfs.agent.writing.uploadplan import Clear, MakeDirectory, Move, Remove, Send, Step, clears_below
 from vfs.checkpoints import commit
 from vfs.clock import Clock
-from vfs.errors import NotFound, Unavailable, Unsupported, to_failure
-from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, split
+from vfs.errors import DirectoryNotEmpty, NotFound, Unavailable, to_failure
+from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, Version, join, split
 from vfs.namespace.catalog import CatalogWriter, Known
 from vfs.namespace.journal import content_path
 from vfs.namespace.mounts import MountPoint
-from vfs.namespace.staged import At, Staged, StagedNodes, Upload, UploadState
+from vfs.namespace.staged import At, Staged, StagedKind, StagedNodes, Upload, UploadState
 from vfs.policy.engine import Decision
 from vfs.sites import writing
 from vfs.sites.protocol import Site
@@ -54,8 +55,12 @@ class Wanted(Protocol):
         """
         ...
 
-    def is_wanted(self, site: SiteName, path: SitePath) -> bool:
-        """Return whether some node is to have this path at an origin, or a step is under way there."""
+    def note(self, node_id: int, record: Upload, digests: bytes = b"") -> None:
+        """Keep what is known of a node's upload."""
+        ...
+
+    def is_named(self, site: SiteName, path: SitePath) -> bool:
+        """Return whether a file is to have this path at an origin, or is to go from it."""
         ...
 
     def seen_ns(self, node: Staged) -> int:
@@ -126,22 +131,75 @@ class Publisher:
             ForemountError: as the origin says.
         """
         sender, writer = self._sender(path, point), self._writers[point.site]
-        resume = b""
+        record = Upload(node.seq, UploadState.DONE, site=point.site)
+        if clears_below(step, node):
+            await self._clear_directory(point.site, step.to, itself=not isinstance(step, MakeDirectory))
         match step:
+            case Move(_, to) if to != point.site_path(path):
+                return await self._move(node, path, point, step)
             case Send() | Move():
                 return await self._publish(node, path, point, step)
-            case MakeDirectory(to, old):
-                # Noted first: who renames or removes it from now on knows that the origin may show it.
-                self._catalog.put_upload(node.id, Upload(node.seq, UploadState.UPLOADING, resume=old.encode()))
+            case MakeDirectory(to):
                 self._wanted.check(node, path)
+                if node.hides is StagedKind.FILE:
+                    await self._remove_file(point.site, to)
                 await sender.patiently(lambda _: writer.make_directory(to))
-                if old:
-                    await sender.patiently(lambda _: writer.remove(old, directory=True))
-                resume = to.encode()
-            case Remove(to, directory):
-                await sender.patiently(lambda _: writer.remove(to, directory=directory))
-                self._catalog.put(path, Known(None, self._clock.wall_ns()))
-        return Carried(Upload(node.seq, UploadState.DONE, done_ns=self._clock.wall_ns(), resume=resume))
+                record = replace(record, at=At(to, Version(0)))
+                if node.hides is not None:  # what was known is of the one that was there before
+                    self._catalog.doubt(path, self._clock.wall_ns())
+            case Remove(to, directory) if not directory:
+                await sender.patiently(lambda _: writer.remove(to))
+                self._forget_name(path)
+            case _:
+                self._forget_name(path)
+        return Carried(replace(record, done_ns=self._clock.wall_ns()))
+
+    async def clear(self, clear: Clear) -> None:
+        """Remove what a node has left at a place. What another is to have there, or somebody else has put there, stays."""
+        if clear.begun is not None:
+            await self._writers[clear.site].abandon(clear.begun)
+        if not self._wanted.is_named(clear.site, clear.to):
+            await self._remove_file(clear.site, clear.to, clear.at.version)
+
+    async def _remove_file(self, site: SiteName, path: SitePath, version: Version | None = None) -> None:
+        """Remove a file that is there, in this version if one is given."""
+        with contextlib.suppress(NotFound):
+            entry = await self._sites[site].stat(path)
+            if entry.kind is Kind.FILE and (version is None or is_ours(version, entry.version)):
+                await self._writers[site].remove(path)
+
+    async def _clear_directory(self, site: SiteName, path: SitePath, *, itself: bool) -> None:
+        """Remove the directories that were left in a directory, with `itself` that as well. Files are somebody's, and stay.
+
+        Raises:
+            DirectoryNotEmpty: there are some, and it was to go itself.
+        """
+        try:
+            if (await self._sites[site].stat(path)).kind is not Kind.DIRECTORY:
+                return
+            async for page in self._sites[site].list(path):
+                for entry in page:
+                    if entry.kind is Kind.DIRECTORY:
+                        with contextlib.suppress(DirectoryNotEmpty):
+                            await self._clear_directory(site, SitePath(join(path, entry.name)), itself=True)
+        except NotFound:
+            pass
+        if itself:
+            await self._writers[site].remove(path, directory=True)
+
+    def _forget_name(self, path: LakePath) -> None:
+        self._catalog.put(path, Known(None, self._clock.wall_ns()))
+
+    def record(self, node: Staged, point: MountPoint) -> Upload | None:
+        """Return what is known of a node at its origin, also of one that came from there and was never sent."""
+        known = self._catalog.upload(node.id)
+        if known is None and (settled := self._commits.record(node)) is not None:
+            return replace(settled, site=point.site)
+        return known
+
+    def aside(self, node: Staged, to: SitePath) -> SitePath:
+        """Return a hidden name beside another, for content that is in the way of what it waits for."""
+        return SitePath(join(split(to)[0], writing.HIDDEN_PREFIX + self._token(node, to)))
 
     async def _publish(self, node: Staged, path: LakePath, point: MountPoint, step: Send | Move) -> Carried:
         """Bring a file to its origin, after those that it commits."""
@@ -175,21 +233,29 @@ class Publisher:
         return Upload(node.seq, UploadState.WAITING, failure=failure, seen_ns=self._wanted.seen_ns(node))
 
     async def _move(self, node: Staged, path: LakePath, point: MountPoint, step: Move) -> Carried:
-        """Give an object of the origin its new name, or send it again where the store can't rename."""
+        """Give an object of the origin its new name, or send it again where it is not there any more."""
         writer, site = self._writers[point.site], self._sites[point.site]
-        record = self._commits.record(node)
-        assert record is not None
+        record = self.record(node, point)
+        assert record is not None and record.at is not None
+        self._wanted.note(node.id, replace(record, moving=step.to))
         try:
             await self._sender(path, point).patiently(lambda _: writer.rename(step.source, step.to))
-        except (Unsupported, NotFound):
-            if not node.content:
-                raise
-            sent = await self._send(node, path, point, step.to)
-            if not self._wanted.is_wanted(point.site, step.source):
-                await writer.remove(step.source)
-            return sent
+        except NotFound:
+            if not await self._has_moved(site, step.to, record.at.version):  # else an earlier try got that far
+                if not node.content:
+                    raise
+                self._wanted.note(node.id, replace(record, moving=SitePath("")))
+                return await self._send(node, path, point, point.site_path(path))
         version = (await site.stat(step.to)).version
-        return Carried(replace(record, at=At(step.to, version), failure=None))
+        if (old := point.lake_path(step.source)) is not None and not self._wanted.is_named(point.site, step.source):
+            self._forget_name(old)
+        return Carried(replace(record, at=At(step.to, version), moving=SitePath(""), failure=None))
+
+    async def _has_moved(self, site: Site, to: SitePath, version: Version) -> bool:
+        try:
+            return is_unchanged(version, (await site.stat(to)).version)
+        except NotFound:
+            return False
 
     async def _send(self, node: Staged, path: LakePath, point: MountPoint, to: SitePath) -> Carried:
         file = StagedFile(content_path(self._directory, node.content), node.size, node.mtime_ns, self._pool)
@@ -199,16 +265,17 @@ class Publisher:
             file.close()
 
     async def _send_file(self, file: StagedFile, node: Staged, path: LakePath, point: MountPoint, to: SitePath) -> Carried:
-        old = self._catalog.upload(node.id)
+        old = self.record(node, point)
         begun_ns = old.begun_ns if old is not None and old.seq == node.seq and old.begun_ns else self._clock.wall_ns()
         seen_ns = old.seen_ns if old is not None and old.seen_ns else self._wanted.seen_ns(node)
-        record = Upload(node.seq, UploadState.UPLOADING, begun_ns=begun_ns, seen_ns=seen_ns)
+        left = left_by(old)
+        record = Upload(node.seq, UploadState.UPLOADING, begun_ns=begun_ns, seen_ns=seen_ns, site=point.site, left=left)
         noted_s = -math.inf
 
         def begun(upload: writing.Upload) -> None:
             nonlocal record
-            record = replace(record, resume=_encoder.encode(Resume(point.site, upload)))
-            self._catalog.put_upload(node.id, record)
+            record = replace(record, resume=noted(Resume(point.site, upload)))
+            self._wanted.note(node.id, record)
 
         def arrived(size: int) -> None:
             nonlocal record, noted_s
@@ -216,7 +283,7 @@ class Publisher:
             self._counters["bytes"] += size
             if self._clock.monotonic_s() - noted_s >= _NOTE_EVERY_S:
                 noted_s = self._clock.monotonic_s()
-                self._catalog.put_upload(node.id, record)
+                self._wanted.note(node.id, record)
 
         def still_wanted() -> None:
             self._wanted.check(node, path)
@@ -229,7 +296,7 @@ class Publisher:
             record,
             state=UploadState.DONE,
             at=At(to, sent.version),
-            site=point.site,
+            left=tuple(at for at in left if at.path != to),
             sent=node.size,
             done_ns=self._clock.wall_ns(),
             resume=b"",
@@ -256,24 +323,3 @@ class Publisher:
                 await asyncio.sleep(delay_s)
 
         return Sender(self._writers[point.site], self._limits, self._clock, self._parts, wait)
-
-
-class Resume(msgspec.Struct, frozen=True, array_like=True):
-    """What is noted of an upload that has begun."""
-
-    site: SiteName
-    upload: writing.Upload
-
-
-_encoder = msgspec.msgpack.Encoder()
-_resume = msgspec.msgpack.Decoder(Resume)
-
-
-def resume_of(record: Upload | None) -> Resume | None:
-    """Return what an earlier try, of this process or another, had begun; None where nothing is to be resumed."""
-    if record is None or record.state is UploadState.DONE or not record.resume:
-        return None
-    try:
-        return _resume.decode(record.resume)
-    except msgspec.DecodeError:
-        return None

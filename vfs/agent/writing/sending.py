@@ -243,14 +243,15 @@ class Sender:
         """
         upload, known = await self._open(file, path, token, resumed)
         begun(upload)
+        receipts: dict[int, str] = {}
         try:
             check()  # who renames or removes the file from here on knows from `begun` that the origin may show it
-            receipts = await self._send_parts(file, upload, known, arrived)
+            await self._send_parts(file, upload, known, arrived, receipts)
             file.check()
             check()
             version = await self.patiently(lambda _: self.writer.finish(upload, receipts), upload.size)
         except (Stale, Corrupt, NotFound):
-            await self._abandon(upload)
+            await self._abandon(upload, receipts)
             raise
         return Sent(version, object_digest(file.block_digests()))
 
@@ -262,13 +263,18 @@ class Sender:
             except NotFound:
                 pass
         elif resumed is not None:
-            await self._abandon(resumed)
+            await self._abandon(resumed, {})
         return await self.patiently(lambda _: self.writer.begin(path, file.size, token)), {}
 
     async def _send_parts(
-        self, file: Content, upload: Upload, known: dict[int, str], arrived: Callable[[int], None]
-    ) -> dict[int, str]:
-        receipts: dict[int, str] = {}
+        self,
+        file: Content,
+        upload: Upload,
+        known: dict[int, str],
+        arrived: Callable[[int], None],
+        receipts: dict[int, str],
+    ) -> None:
+        """Send all parts and put their receipts into `receipts`."""
         indexes = iter(range(upload.count))
 
         async def send_some() -> None:
@@ -289,7 +295,6 @@ class Sender:
                     group.create_task(send_some())
         except ExceptionGroup as failed:
             raise gravest(failed.exceptions) from failed
-        return receipts
 
     async def patiently(self, ask: Callable[[Alive], Awaitable[T]], size: int = 0) -> T:
         """Return what a call returns, made again after transient failures until the part's deadline has passed.
@@ -317,10 +322,10 @@ class Sender:
                     raise
             await self.sleep(delay_s)
 
-    async def _abandon(self, upload: Upload) -> None:
+    async def _abandon(self, upload: Upload, receipts: dict[int, str]) -> None:
         try:
             async with asyncio.timeout(self.limits.stall_s):
-                await self.writer.abandon(upload)
+                await self.writer.abandon(upload, receipts)
         except (Unavailable, TimeoutError):
             return  # what is hidden there goes when the origin's own rules sweep it
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vfs.agent.writing.places import Place, Resume, left_by, resume_of
 from vfs.checkpoints.commit import MARKER_NAMES
-from vfs.model import LakePath, SitePath
-from vfs.namespace.staged import NAMELESS, NOWHERE, Staged, StagedKind, StagedNodes, Upload, UploadState
+from vfs.model import LakePath, SiteName, SitePath, Version
+from vfs.namespace.staged import NAMELESS, NOWHERE, At, Staged, StagedKind, StagedNodes, Upload, UploadState
+from vfs.sites.writing import Upload as UploadOnItsWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MakeDirectory:
-    """Make the directory; `old` is where it was made before it was renamed, "" for nowhere."""
+    """Make the directory."""
 
     to: SitePath
-    old: SitePath
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +45,107 @@ class Remove:
     directory: bool
 
 
-Step = Send | Move | MakeDirectory | Remove
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Remove what is there of this node, unless another is to be there.
+
+    Attributes:
+        at: of a version without time and ETag only the size is known.
+        begun: what was sent and not finished.
+    """
+
+    site: SiteName
+    at: At
+    begun: UploadOnItsWay | None = None
+
+    @property
+    def to(self) -> SitePath:
+        """Where."""
+        return self.at.path
 
 
-def next_step(node: Staged, to: SitePath | None, record: Upload | None) -> Step | None:
+Step = Send | Move | MakeDirectory | Remove | Clear
+
+
+def next_step(node: Staged, to: SitePath | None, record: Upload | None, *, renames: bool = True) -> Step | None:
     """Return the next step for a node, None where there is nothing to do now.
 
     Args:
         to: where it is to be at its origin; None: it has no name.
         record: what the agent has noted of it.
+        renames: the origin can rename.
     """
     if to is None or node.parent in (NOWHERE, NAMELESS):
         return None
     done = record is not None and record.state is UploadState.DONE and record.seq == node.seq
     match node.kind:
         case StagedKind.FILE:
-            return _step_of_file(node, to, record if done else None)
+            return _step_of_file(node, to, record, done=done, renames=renames)
         case StagedKind.DIRECTORY if not node.through:
-            old = SitePath(record.resume.decode()) if record is not None else SitePath("")
-            made = record is not None and record.state is UploadState.DONE
-            return None if made and old == to else MakeDirectory(to, old if old != to else SitePath(""))
+            made = record is not None and done and record.at is not None and record.at.path == to
+            return None if made else MakeDirectory(to)
         case StagedKind.ABSENT if not done:
             return Remove(to, node.through)
         case _:
             return None
 
 
-def _step_of_file(node: Staged, to: SitePath, done: Upload | None) -> Step | None:
+def _step_of_file(node: Staged, to: SitePath, record: Upload | None, *, done: bool, renames: bool) -> Step | None:
+    begun = resume_of(record)
+    if begun is not None and begun.upload.path != to:
+        return _undo(begun)
     if node.writing:
         return None
-    at = done.at if done is not None else node.at if node.settled else None
+    at = record.at if record is not None and done else node.at if record is None and node.settled else None
     if at is None:
         return Send(to) if node.content else None
-    return None if at.path == to else Move(at.path, to)
+    if record is not None and record.moving:
+        return Move(at.path, record.moving)
+    if at.path != to:
+        return Move(at.path, to) if renames or not node.content else Send(to)
+    return Clear(record.site, record.left[0]) if record is not None and record.left else None
+
+
+def next_clearing(record: Upload) -> Clear | None:
+    """Return the next step for a node that is gone, None where nothing of it is left."""
+    begun = resume_of(record)
+    if begun is not None:
+        return _undo(begun)
+    left = left_by(record)
+    return Clear(record.site, left[-1]) if left else None
+
+
+def _undo(begun: Resume) -> Clear:
+    return Clear(begun.site, At(begun.upload.path, Version(begun.upload.size)), begun.upload)
+
+
+def places_of_step(step: Step, site: SiteName) -> list[Place]:
+    """Return where nothing else may be done meanwhile."""
+    match step:
+        case Move(source, to):
+            return [(site, source), (site, to)]
+        case Clear():
+            return [(step.site, step.to)]
+        case _:
+            return [(site, step.to)]
+
+
+def waits_below(step: Step, node: Staged) -> bool:
+    """Return whether a step waits for what is to leave the directory of that name, too."""
+    match step:
+        case Remove(_, directory):
+            return directory
+        case MakeDirectory():
+            return True
+        case Send() | Move():
+            return node.hides is StagedKind.DIRECTORY
+        case _:
+            return False
+
+
+def clears_below(step: Step, node: Staged) -> bool:
+    """Return whether a step removes the directories that were left in the directory of that name."""
+    return waits_below(step, node) and (isinstance(step, Remove) or node.hides is StagedKind.DIRECTORY)
 
 
 def old_markers(nodes: StagedNodes, node: Staged) -> list[Staged]:

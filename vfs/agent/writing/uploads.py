@@ -13,21 +13,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from msgspec.structs import replace
 
-from vfs.agent.writing.commits import Commits, site_path_of
-from vfs.agent.writing.publishing import Carried, Publisher, resume_of
+from vfs.agent.writing.commits import Commits
+from vfs.agent.writing.places import Place, Places, cleared, is_unchanged, left_by, resume_of
+from vfs.agent.writing.publishing import Carried, Publisher
 from vfs.agent.writing.sending import SendLimits
-from vfs.agent.writing.uploadplan import Move, Send, Step, all_below, next_step, node_at, old_markers, order
+from vfs.agent.writing.turns import Turns
+from vfs.agent.writing.uploadplan import (
+    Clear,
+    MakeDirectory,
+    Move,
+    Step,
+    all_below,
+    clears_below,
+    next_clearing,
+    node_at,
+    order,
+    places_of_step,
+)
 from vfs.backoff import doubled_s
 from vfs.checkpoints.manifest import Manifest, ManifestFile
 from vfs.clock import Clock
@@ -42,7 +54,7 @@ from vfs.errors import (
     from_failure,
     to_failure,
 )
-from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, Version, split
+from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, split
 from vfs.namespace.catalog import CatalogWriter, Known
 from vfs.namespace.journal import JournalReader
 from vfs.namespace.mounts import MountPoint, MountTable
@@ -121,11 +133,12 @@ class Uploads:
         self._journal = JournalReader(directory)
         self._commits = Commits(catalog)
         self._dirty: set[int] = set()
-        self._retired: set[int] = set()
+        self._dropped: set[int] = set()
         self._rests: dict[int, _Rest] = {}
         self._seen_ns: dict[int, int] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._paths: set[tuple[SiteName, SitePath]] = set()
+        self._places = Places()
+        self._turns = Turns(self._journal, mounts, writers, catalog, self._commits, self._places)
         self._waiters: dict[int, list[_Waiter]] = {}
         self._woken = asyncio.Event()
         self._stepped = asyncio.Event()
@@ -202,9 +215,13 @@ class Uploads:
         return [
             (node, self._catalog.upload(node.id))
             for node in nodes
-            if node.kind is StagedKind.FILE and node.content and not node.settled and self._commits.record(node) is None
-            if nodes.path(node) is not None
+            if node.kind is StagedKind.FILE and nodes.path(node) is not None and self._is_behind(node)
         ]
+
+    def _is_behind(self, node: Staged) -> bool:
+        return self._places.is_displaced(node.id) or bool(
+            node.content and not node.settled and self._commits.record(node) is None
+        )
 
     @property
     def busy(self) -> bool:
@@ -242,21 +259,30 @@ class Uploads:
 
     def _take_in(self) -> None:
         """Read what was appended to the journal."""
-        polled = self._journal.poll()
+        polled, nodes = self._journal.poll(), self._journal.nodes
         now_ns = self._clock.wall_ns()
+        changed = set(polled.changed)
         if polled.anew:
-            self._dirty |= {node.id for node in self._journal.nodes} | self._catalog.uploads().keys()
-        self._dirty |= polled.changed
+            changed |= {node.id for node in nodes} | self._catalog.uploads().keys()
         for node_id in polled.changed:
-            node = self._journal.nodes.get(node_id)
+            node = nodes.get(node_id)
+            if node is None and node_id not in polled.retired:
+                self._dropped.add(node_id)
             if node is not None and node.kind is StagedKind.DIRECTORY:
-                self._dirty |= {below.id for below in all_below(self._journal.nodes, node)}
-        self._retired |= polled.retired
+                changed |= {below.id for below in all_below(nodes, node)}
+        self._dirty |= changed
+        for node_id in changed:
+            self._turns.place(node_id)
         for node_id in polled.changed:
             if node_id not in self._seen_ns:
                 self._tell_begun(node_id)
             self._seen_ns.setdefault(node_id, now_ns)
             self._rests.pop(node_id, None)
+
+    def note(self, node_id: int, record: Upload, digests: bytes = b"") -> None:
+        """Keep what is known of a node's upload."""
+        self._catalog.put_upload(node_id, record, digests)
+        self._turns.place(node_id)
 
     def _tell_begun(self, node_id: int) -> None:
         node = self._journal.nodes.get(node_id)
@@ -272,7 +298,7 @@ class Uploads:
         for node_id in [each for each in self._dirty if self._is_ready(each, now_s)]:
             node = nodes.get(node_id)
             if node is None:
-                self._forget(node_id)
+                self._leave_behind(node_id)
             else:
                 ready.append(node)
         if len(self._running) < self._limits.files:  # else thousands would be sorted at each step of one of them
@@ -288,69 +314,82 @@ class Uploads:
 
     def _begin(self, node: Staged, path: LakePath) -> None:
         point = self._mounts.find(path)
-        record = self._catalog.upload(node.id)
-        to = site_path_of(point, path or None) if point is not None else None
-        step = next_step(node, to, record)
-        if step is None or point is None or point.site not in self._writers:
+        step = self._turns.next_step(node, path, point)
+        if step is None or point is None:
             self._dirty.discard(node.id)
             self._rests.pop(node.id, None)
             self._tell_waiters(node)
             return
-        key = (point.site, step.to)
-        if key in self._paths or (isinstance(step, Send | Move) and self._has_old_markers(node)):
+        if isinstance(step, Clear):
+            self._begin_clearing(node.id, step)
+            return
+        if isinstance(step, MakeDirectory) and self._catalog.upload(node.id) is None:
+            # Noted before anything is sent below it: who renames or removes it from now on knows that the origin may show it.
+            self.note(node.id, Upload(node.seq, UploadState.UPLOADING))
+        if isinstance(step, Move) and self._turns.goes_round(node):
+            step = Move(step.source, self._publisher.aside(node, step.to))
+        elif not self._turns.has_come(node, point, step):
             return  # stays dirty
+        places = places_of_step(step, point.site)
+        if not self._places.is_free(places, below=clears_below(step, node)):
+            return
         self._dirty.discard(node.id)
-        self._paths.add(key)
-        self._running[node.id] = self._tasks.create_task(self._run(node, path, point, step), name=f"upload {path}")
+        self._places.busy.update(places)
+        self._running[node.id] = self._tasks.create_task(self._run(node, path, point, step, places), name=f"upload {path}")
 
-    def _has_old_markers(self, node: Staged) -> bool:
-        return any(self._commits.record(marker) is None for marker in old_markers(self._journal.nodes, node))
+    def _leave_behind(self, node_id: int) -> None:
+        """The journal does not hold the node any more: nothing of it stays, unless its origin is to keep that.
 
-    def _forget(self, node_id: int) -> None:
-        """The journal does not hold the node any more."""
-        retired = node_id in self._retired
-        self._retired.discard(node_id)
-        self._dirty.discard(node_id)
-        self._rests.pop(node_id, None)
-        self._seen_ns.pop(node_id, None)
-        record = self._catalog.upload(node_id)
+        Whether it is can't be told of a record that the log says nothing of any more: what is finished then stays.
+        """
         for waiter in self._waiters.get(node_id, ()):
             if not waiter.done.done():
                 waiter.done.set_exception(Stale("staged file", "is not there any more"))
-        if record is not None:
-            if not retired:
-                self._abandon(record)
+        record = self._catalog.upload(node_id)
+        clear = next_clearing(record) if record is not None else None
+        while record is not None and clear is not None and clear.begun is None:
+            if node_id in self._dropped and not self.is_named(clear.site, clear.to):
+                break
+            record = cleared(record, clear.to)
+            clear = next_clearing(record)
+        if clear is not None and clear.site in self._writers:
+            self._begin_clearing(node_id, clear)
+            return
+        self._dirty.discard(node_id)
+        self._dropped.discard(node_id)
+        self._rests.pop(node_id, None)
+        self._seen_ns.pop(node_id, None)
+        if self._catalog.upload(node_id) is not None:
             self._catalog.drop_upload(node_id)
+        self._turns.place(node_id)
 
-    def _abandon(self, record: Upload) -> None:
-        """Have removed what has arrived of a file that is gone, also where it was sent under a name that it had before."""
-        resume, at = resume_of(record), record.at
-        if resume is not None and resume.site in self._writers:
-            abandoning = functools.partial(self._writers[resume.site].abandon, resume.upload)
-            self._tasks.create_task(self._clear(resume.site, resume.upload.path, abandoning))
-        elif record.state is UploadState.DONE and at is not None and record.site in self._writers:
-            leaving = functools.partial(self._remove_left, record.site, at)
-            self._tasks.create_task(self._clear(record.site, at.path, leaving))
+    def _begin_clearing(self, node_id: int, clear: Clear) -> None:
+        place = (clear.site, clear.to)
+        if place in self._places.busy or len(self._running) >= self._limits.files:
+            return  # stays dirty
+        self._dirty.discard(node_id)
+        self._places.busy.add(place)
+        self._running[node_id] = self._tasks.create_task(self._clear(node_id, clear), name=f"clear {clear.to}")
 
-    async def _clear(self, site: SiteName, path: SitePath, remove: Callable[[], Awaitable[None]]) -> None:
-        """Remove something at a path, while no step is under way there: nothing that was sent meanwhile goes with it."""
-        while (site, path) in self._paths:
-            await self._stepped.wait()
-        self._paths.add((site, path))
+    async def _clear(self, node_id: int, clear: Clear) -> None:
+        """Remove what a node has left at a place; what another is to have there, or somebody else has put there, stays."""
         try:
-            with contextlib.suppress(ForemountError):
-                await remove()
+            await self._publisher.clear(clear)
+            record = self._catalog.upload(node_id)
+            if record is not None:
+                self.note(node_id, cleared(record, clear.to))
+            self._rests.pop(node_id, None)
+        except ForemountError as exc:
+            log.warning("%s of %s is not removed yet: %s", clear.to, clear.site, exc)
+            self._rest(node_id)
         finally:
-            self._leave(site, path)
+            self._end(node_id, [(clear.site, clear.to)])
 
-    async def _remove_left(self, site: SiteName, at: At) -> None:
-        """Remove an object of ours that no name leads to; what somebody else has put there stays."""
-        if not self._is_named(site, at.path) and is_unchanged(at.version, (await self._sites[site].stat(at.path)).version):
-            await self._writers[site].remove(at.path)
-
-    def _leave(self, site: SiteName, path: SitePath) -> None:
-        """Let others begin at a path."""
-        self._paths.discard((site, path))
+    def _end(self, node_id: int, places: Iterable[Place]) -> None:
+        """Let others begin at these places."""
+        del self._running[node_id]
+        self._dirty.add(node_id)
+        self._places.busy.difference_update(places)
         self.wake()
         self._stepped.set()
         self._stepped = asyncio.Event()
@@ -367,7 +406,7 @@ class Uploads:
 
     # Doing
 
-    async def _run(self, node: Staged, path: LakePath, point: MountPoint, step: Step) -> None:
+    async def _run(self, node: Staged, path: LakePath, point: MountPoint, step: Step, places: Iterable[Place]) -> None:
         """Carry out one step of one node and note how it went."""
         try:
             carried = await self._publisher.carry_out(node, path, point, step)
@@ -378,31 +417,33 @@ class Uploads:
                 self._rests.pop(node.id, None)
         except Stale as exc:
             log.debug("%s: %s", path, exc)
-            self._rest(node)
+            self._rest(node.id)
         except ForemountError as exc:
-            self._failed(node, path, exc)
+            self._failed(node, path, point, exc)
         except Exception as exc:
             log.exception("bug while uploading %s", path)
-            self._failed(node, path, Unavailable(path, f"bug: {type(exc).__name__}, see agent.log"))
+            self._failed(node, path, point, Unavailable(path, f"bug: {type(exc).__name__}, see agent.log"))
         finally:
-            del self._running[node.id]
-            self._dirty.add(node.id)
-            self._leave(point.site, step.to)
+            self._end(node.id, places)
 
-    def _failed(self, node: Staged, path: LakePath, failure: ForemountError) -> None:
-        record = self._catalog.upload(node.id)
-        if record is None or record.seq != node.seq:
-            record = Upload(node.seq, UploadState.FAILED, seen_ns=self._seen_ns.get(node.id, 0))
-        if record.failure is None or from_failure(record.failure).reason != failure.reason:
+    def _failed(self, node: Staged, path: LakePath, point: MountPoint, failure: ForemountError) -> None:
+        record = self._publisher.record(node, point)
+        if record is None or record.failure is None or from_failure(record.failure).reason != failure.reason:
             log.warning("upload of %s failed, it is tried again: %s", path, failure)
         self.counters["failures"] += 1
-        self._catalog.put_upload(node.id, replace(record, state=UploadState.FAILED, failure=to_failure(failure)))
-        self._rest(node)
+        if record is None:
+            record = Upload(node.seq, UploadState.FAILED, seen_ns=self._seen_ns.get(node.id, 0))
+        if record.seq != node.seq:
+            left = left_by(record)
+            record = replace(record, seq=node.seq, state=UploadState.FAILED, at=None, moving=SitePath(""), left=left)
+        state = UploadState.DONE if record.at is not None and record.state is UploadState.DONE else UploadState.FAILED
+        self.note(node.id, replace(record, state=state, failure=to_failure(failure)))
+        self._rest(node.id)
         if isinstance(failure, _FINAL):
             self._tell_waiters(node, failure)
 
-    def _rest(self, node: Staged) -> None:
-        rest = self._rests.setdefault(node.id, _Rest(0, 0.0))
+    def _rest(self, node_id: int) -> None:
+        rest = self._rests.setdefault(node_id, _Rest(0, 0.0))
         rest.attempts += 1
         rest_s = doubled_s(self._limits.rest_s, self._limits.rest_s_max, rest.attempts)
         rest.until_s = self._clock.monotonic_s() + rest_s
@@ -410,15 +451,16 @@ class Uploads:
     def _done(self, node: Staged, path: LakePath, point: MountPoint, carried: Carried) -> None:
         """Note what a step has brought about, and tell those who wait for it."""
         record = carried.record
-        self._catalog.put_upload(node.id, record, carried.digests)
+        is_there = record.at is not None and record.at.path == point.site_path(path)
+        self.note(node.id, record, carried.digests)
         if node.kind is not StagedKind.FILE:
             return
         self._tell_waiters(node)
-        if record.at is not None:
+        if record.at is not None and is_there:
             self._on_stored(path, ManifestFile("", node.size, record.digest, record.at.path, record.at.version))
         for node_id, rest in self._rests.items():
             waiting = self._catalog.upload(node_id)
-            if waiting is not None and waiting.state is UploadState.WAITING:
+            if waiting is not None and waiting.state in (UploadState.WAITING, UploadState.DONE):
                 rest.until_s = min(rest.until_s, self._clock.monotonic_s() + _RELOOK_S)
         if record.at is not None and record.at.version.generation:
             self._tasks.create_task(self._look_again(node, path, point, record))
@@ -426,9 +468,13 @@ class Uploads:
     def _wait(self, node: Staged, record: Upload) -> None:
         """Note what a marker waits for; it is looked at again when a file is done, and from time to time."""
         old = self._catalog.upload(node.id)
+        if old is not None and old.seq == record.seq and old.state is UploadState.DONE:  # it waits to be moved
+            record = replace(old, failure=record.failure)
+        elif old is not None:
+            record = replace(record, resume=old.resume if resume_of(old) else b"", left=left_by(old))
         if old is None or (old.seq, old.state, old.failure) != (record.seq, record.state, record.failure):
-            self._catalog.put_upload(node.id, record)
-        self._rest(node)
+            self.note(node.id, record)
+        self._rest(node.id)
 
     async def _look_again(self, node: Staged, path: LakePath, point: MountPoint, record: Upload) -> None:
         """Note the version that a new object keeps, where the store could not tell it at once."""
@@ -441,7 +487,7 @@ class Uploads:
         old, new = record.at.version, entry.version
         if is_unchanged(old, new) and self._catalog.upload(node.id) == record:
             self._catalog.put(path, Known(Entry(split(path)[1], Kind.FILE, new), self._clock.wall_ns()))
-            self._catalog.put_upload(node.id, replace(record, at=At(record.at.path, new)))
+            self.note(node.id, replace(record, at=At(record.at.path, new)))
 
     # What a step asks while it goes on (`publishing.Wanted`)
 
@@ -454,11 +500,8 @@ class Uploads:
         if current is None or current.seq != node.seq or self._journal.nodes.path(current) != path:
             raise Stale(path, "was changed while it was uploaded")
 
-    def is_wanted(self, site: SiteName, path: SitePath) -> bool:
-        """Return whether some node is to have this path at an origin, or a step is under way there."""
-        return (site, path) in self._paths or self._is_named(site, path)
-
-    def _is_named(self, site: SiteName, path: SitePath) -> bool:
+    def is_named(self, site: SiteName, path: SitePath) -> bool:
+        """Return whether a file is to have this path at an origin, or is to go from it."""
         places = [(point, point.lake_path(path)) for point in self._mounts.points if point.site == site]
         found = [node_at(self._journal.nodes, point.prefix, below) for point, below in places if below is not None]
         return any(node is not None and node.kind in (StagedKind.FILE, StagedKind.ABSENT) for node in found)
@@ -466,8 +509,3 @@ class Uploads:
     def seen_ns(self, node: Staged) -> int:
         """Return when the agent first saw the node."""
         return self._seen_ns.get(node.id, self._clock.wall_ns())
-
-
-def is_unchanged(old: Version, new: Version) -> bool:
-    """Return whether two versions are one content; the generation may tell that the first one was too young to last."""
-    return (old.size, old.mtime_ns, old.etag) == (new.size, new.mtime_ns, new.etag)
