@@ -245,6 +245,8 @@ def at_origin(root: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("renames", [True, False], ids=["renames", "can't rename"])
 @given(steps=st.lists(STEPS, max_size=25))
 @settings(max_examples=50, deadline=None)
