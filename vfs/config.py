@@ -13,6 +13,7 @@ import tomllib
 import typing
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,11 +21,25 @@ from vfs.errors import InvalidConfig
 from vfs.model import LakePath, SiteName, SitePath, join
 from vfs.units import Bytes, Seconds, decode_unit
 
+LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
+
+
+class _Tls(_Document, frozen=True, kw_only=True):
+    """PEM files of one side of a line between hosts, read again when they change (`vfs/tls.py`).
+
+    Attributes:
+        certificate, key: what it shows.
+        authority: whose certificates it believes. "": a client the system's, a server asks for none.
+    """
+
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
 
 
 READERS_PER_COPY = 156
@@ -52,6 +67,14 @@ class _Site(_Document, frozen=True, kw_only=True):
     readers: Annotated[int, msgspec.Meta(ge=1)] = READERS_PER_COPY
 
 
+class _WebSite(_Site, frozen=True, kw_only=True):
+    """A site that is spoken to over HTTP(S). The three: as in `_Tls`."""
+
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+
+
 class LocalSite(_Site, frozen=True, tag_field="kind", tag="local"):
     """A directory of this host. Served in kernel passthrough, straight by the fs worker.
 
@@ -62,7 +85,7 @@ class LocalSite(_Site, frozen=True, tag_field="kind", tag="local"):
     path: str
 
 
-class HttpSite(_Site, frozen=True, tag_field="kind", tag="http"):
+class HttpSite(_WebSite, frozen=True, tag_field="kind", tag="http"):
     """An HTTP(S) server that serves ranges.
 
     Attributes:
@@ -83,7 +106,7 @@ class HttpSite(_Site, frozen=True, tag_field="kind", tag="http"):
     writes: typing.Literal["no", "put", "webdav"] = "no"
 
 
-class WebHdfsSite(_Site, frozen=True, tag_field="kind", tag="webhdfs"):
+class WebHdfsSite(_WebSite, frozen=True, tag_field="kind", tag="webhdfs"):
     """HDFS through WebHDFS.
 
     Attributes:
@@ -209,19 +232,16 @@ class Limits(_Document, frozen=True):
     read_ahead: Bytes = Bytes(64 << 10)
 
 
-class Admin(_Document, frozen=True):
+class Admin(_Tls, frozen=True):
     """The admin API over TCP. The Unix socket in the run directory is always there.
 
     Attributes:
-        address: "host:port"; "" for none. Needs all of the others.
-        certificate, key: PEM files of this host, read again when they change.
+        address: "host:port"; "" for none. Needs tokens, certificate and key. With an authority, callers need both.
         tokens: file of lines "ROLE NAME TOKEN", ROLE being read, operate or admin; mode 0600, read again when it changes.
         traces: URL of a collector that takes OTLP over HTTP; "" for none. Independent of the others.
     """
 
     address: str = ""
-    certificate: str = ""
-    key: str = ""
     tokens: str = ""
     traces: str = ""
 
@@ -230,7 +250,7 @@ SAMPLES_READ_AHEAD = 4 << 20
 """The kernel's, on samples too large to be pushed: they are read whole and in order, from a local file."""
 
 
-class Samples(_Document, frozen=True):
+class Samples(_Tls, frozen=True):
     """Samples of training jobs at `.jobs`. An empty table switches them on; without one there is no second mount.
 
     Attributes:
@@ -240,7 +260,6 @@ class Samples(_Document, frozen=True):
         size: of the samples there; preparation pauses while they take more.
         nodes: node services that prepare samples, "https://host:port".
         token_file: holds the token that they know us by; read again for each connection.
-        certificate: PEM file that theirs are checked against; "": the system's.
         seats: processes of this host that run operators for jobs with fallback = "local"; 0: none.
         operators: directory of operators of one's own; "": only those that are built in.
         keys: public keys that these have to be signed with.
@@ -252,22 +271,20 @@ class Samples(_Document, frozen=True):
     size: Bytes = Bytes(10 << 30)
     nodes: list[str] = []
     token_file: str = ""
-    certificate: str = ""
     seats: int = 0
     operators: str = ""
     keys: str = ""
 
 
-class ReplicaServer(_Document, frozen=True):
+class ReplicaServer(_Tls, frozen=True):
     """A server of copies on this host (docs/foresight.md).
 
     Attributes:
-        address: "host:port".
+        address: "host:port". Needs certificate and key unless it is of this host alone.
         directory: on a local file system, of this server alone.
         size: copies that do not fit are refused.
         tokens: file of lines "read TOKEN" or "write TOKEN", mode 0600, read again when it changes.
         rate: bytes a second that it sends at most; 0: as many as go.
-        certificate, key: PEM files; without them it speaks plain HTTP.
     """
 
     address: str
@@ -275,18 +292,17 @@ class ReplicaServer(_Document, frozen=True):
     tokens: str
     size: Bytes = Bytes(100 << 30)
     rate: Bytes = Bytes(0)
-    certificate: str = ""
-    key: str = ""
 
 
-class Foresight(_Document, frozen=True):
+class Foresight(_Tls, frozen=True):
     """The controller of predictions and copies (docs/foresight.md). Without the table there is none.
 
     Attributes:
-        controllers: "http://host:port" of those that this mount asks; empty: the agent is the controller itself.
+        controllers: "https://host:port" of those that this mount asks; empty: the agent is the controller itself.
         store: where the controller keeps the shared catalog: "etcd://host:port,host:port", or a directory on a local file
             system; "": `foresight` in the cache's directory.
-        address: "host:port" that the controller is asked at, besides its socket; "" for none. Needs `tokens`.
+        address: "host:port" that the controller is asked at, besides its socket; "" for none. Needs `tokens`, and certificate
+            and key unless it is of this host alone.
         tokens: file of lines "NAME SECRET", mode 0600: who may ask a controller over TCP, and with what this mount signs: the
             first line.
     """
@@ -297,12 +313,11 @@ class Foresight(_Document, frozen=True):
     tokens: str = ""
 
 
-class Node(_Document, frozen=True):
+class Node(_Tls, frozen=True):
     """The node service (`foremount node`): transforms samples beside a site.
 
     Attributes:
-        address: "host:port"; "" for none.
-        certificate, key: PEM files, read again when they change; needed unless the address is of this host alone.
+        address: "host:port"; "" for none. Needs certificate and key unless it is of this host alone.
         tokens: as in `Admin`; agents need the role "operate".
         engine: who runs operators: processes of this host, or actors of a Ray cluster.
         ray_address: of the cluster; "": the one that this host belongs to.
@@ -322,8 +337,6 @@ class Node(_Document, frozen=True):
     """
 
     address: str = ""
-    certificate: str = ""
-    key: str = ""
     tokens: str = ""
     engine: typing.Literal["local", "ray"] = "local"
     ray_address: str = ""
@@ -484,6 +497,7 @@ def _check_references(config: Config, name: str) -> None:
     _check_admin(config.admin, name)
     _check_foresight(config.foresight, name)
     _check_node(config.node, name)
+    _check_lines(config, name)
     if config.staging.drain > DRAIN_S_MAX:
         raise InvalidConfig(f"{name}: staging.drain", f"is more than {DRAIN_S_MAX:g}s, after which the agent is killed")
     for site, kind in config.sites.items():
@@ -511,6 +525,37 @@ def _address(text: str, where: str) -> tuple[str, int]:
         raise InvalidConfig(where, str(exc), 'write "host:port"') from exc
 
 
+def is_plain_elsewhere(url: str) -> bool:
+    """Return whether a URL leads to another host without TLS."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname not in LOOPBACK
+
+
+def _check_lines(config: Config, name: str) -> None:
+    """Refuse lines between hosts that anybody on the way could read or answer."""
+    tables: dict[str, _Tls | None] = {
+        key: getattr(config, key) for key in ("admin", "node", "samples", "replica_server", "foresight")
+    }
+    sites = {f"sites.{key}": site for key, site in config.sites.items() if isinstance(site, _WebSite)}
+    for where, table in {**tables, **sites}.items():
+        if table is not None and bool(table.certificate) != bool(table.key):
+            raise InvalidConfig(f"{name}: {where}", "has one of certificate and key", "name both, or none")
+    for where in ("replica_server", "foresight"):
+        address, table = getattr(tables[where], "address", ""), tables[where]
+        if not address or table is None:
+            continue
+        host, _ = _address(address, f"{name}: {where}.address")
+        if host not in LOOPBACK and not table.certificate:
+            raise InvalidConfig(f"{name}: {where}.certificate", "is missing", "other hosts are spoken to with TLS alone")
+        if table.authority and not table.certificate:
+            raise InvalidConfig(f"{name}: {where}.certificate", "is missing", "who asks for certificates has to show one")
+    asked = {"samples.nodes": config.samples.nodes if config.samples else []}
+    asked["foresight.controllers"] = config.foresight.controllers if config.foresight else []
+    for where, urls in asked.items():
+        for url in filter(is_plain_elsewhere, urls):
+            raise InvalidConfig(f"{name}: {where}", f"{url!r} is not encrypted", "write https://")
+
+
 def _check_foresight(foresight: Foresight | None, name: str) -> None:
     """Refuse a controller on the network that would believe anybody."""
     if foresight is None:
@@ -518,8 +563,6 @@ def _check_foresight(foresight: Foresight | None, name: str) -> None:
     if (foresight.address or foresight.controllers) and not foresight.tokens:
         hint = "what goes over the network is signed; openssl rand -hex 24 makes a secret"
         raise InvalidConfig(f"{name}: foresight.tokens", "is missing", hint)
-    if foresight.address:
-        _address(foresight.address, f"{name}: foresight.address")
 
 
 def foresight_store(config: Config) -> str:
@@ -547,7 +590,7 @@ def _check_node(node: Node, name: str) -> None:
         return
     host, _ = _address(node.address, f"{name}: node.address")
     needed = ["tokens"]
-    if host not in ("127.0.0.1", "::1", "localhost") or node.certificate or node.key:
+    if host not in LOOPBACK or node.certificate or node.authority:
         needed += ["certificate", "key"]
     for key in needed:
         if not getattr(node, key):

@@ -1,6 +1,6 @@
 """For training code: tell the controller of foresight what will be read (docs/foresight.md).
 
-    told = Training("run7", controllers=["http://controller:9470"], tokens="/etc/foremount/foresight.tokens")
+    told = Training("run7", controllers=["https://controller:9470"], tokens="/etc/foremount/foresight.tokens")
     told.job_submitted(world_size=2048, evaluate_every=1000, evaluation_sites=["eval"])
     told.evaluation_scheduled("mmlu", step=12000, site="eval")
 
@@ -23,7 +23,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from vfs.errors import ForemountError, Unavailable
+from vfs import tls
+from vfs.config import is_plain_elsewhere
+from vfs.errors import ForemountError, InvalidConfig, Unavailable
 from vfs.foresight.model import (
     Anomaly,
     EvaluationCancelled,
@@ -53,14 +55,24 @@ class Training:
 
     Args:
         job: its name; a mount that notices a save calls the job as the directory above the checkpoint's.
-        controllers: "http://host:port", or the path of an agent's `foresight.sock`.
+        controllers: "https://host:port", or the path of an agent's `foresight.sock`.
         tokens: file of lines "NAME SECRET"; the first one signs. Not needed for a socket.
+        files: PEM files: what we show them, and whose certificates we believe.
     """
 
-    def __init__(self, job: str, controllers: Sequence[str], *, tokens: str = "", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        job: str,
+        controllers: Sequence[str],
+        *,
+        tokens: str = "",
+        files: tls.Files = tls.NO_FILES,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._job = JobName(job)
         self._controllers = list(controllers)
         self._timeout_s = timeout_s
+        self._tls = tls.Client(files, "certificate")
         self._source = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -164,7 +176,7 @@ class Training:
         raise trouble
 
     def _request(self, controller: str, method: str, target: str, body: bytes) -> dict[str, Any]:
-        connection = _connection(controller, self._timeout_s)
+        connection = self._connection(controller)
         headers = {"Content-Type": "application/json", **signed(self._secrets, method, target, body)}
         try:
             connection.request(method, target, body or None, headers)
@@ -179,10 +191,13 @@ class Training:
         found: dict[str, Any] = msgspec.json.decode(answer)
         return found
 
-
-def _connection(controller: str, timeout_s: float) -> http.client.HTTPConnection:
-    if controller.startswith("/"):
-        return UnixConnection(controller, timeout_s)
-    parts = urlsplit(controller)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    def _connection(self, controller: str) -> http.client.HTTPConnection:
+        if controller.startswith("/"):
+            return UnixConnection(controller, self._timeout_s)
+        if is_plain_elsewhere(controller):
+            raise InvalidConfig(controller, "is another host, and not encrypted", "write https://")
+        parts = urlsplit(controller)
+        host, timeout_s = parts.hostname or "", self._timeout_s
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=self._tls.context())
+        return http.client.HTTPConnection(host, parts.port, timeout=timeout_s)

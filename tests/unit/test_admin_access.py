@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.mount.observed import make_certificate, why_no_tls
-from vfs.admin.access import Bucket, Certificate, Limits, Role, Tokens, check_browser, parse_tokens
+from vfs.admin.access import Bucket, Limits, Role, Tokens, check_browser, parse_tokens
 from vfs.admin.api import public_config
 from vfs.config import parse
 from vfs.errors import Denied, InvalidConfig
+from vfs.tls import Files, Server
 
 TOKEN = "0123456789abcdef"
 
@@ -58,7 +59,7 @@ def test_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls())
 def test_certificate_that_could_not_be_used_is_loaded_once_it_can(tmp_path: Path) -> None:
-    certificate = Certificate(str(tmp_path / "host.pem"), str(tmp_path / "host.key"), "admin.certificate")
+    certificate = Server(Files(str(tmp_path / "host.pem"), str(tmp_path / "host.key")), "admin.certificate")
     (tmp_path / "host.pem").write_text("nothing")
     (tmp_path / "host.key").write_text("nothing")
     for _ in range(2):
@@ -72,16 +73,13 @@ def test_certificate_that_could_not_be_used_is_loaded_once_it_can(tmp_path: Path
 @pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls())
 def test_changed_certificate_holds_for_the_next_connection(tmp_path: Path) -> None:
     make_certificate(tmp_path)
-    certificate = Certificate(str(tmp_path / "host.pem"), str(tmp_path / "host.key"), "admin.certificate")
-    certificate.refresh()
+    certificate = Server(Files(str(tmp_path / "host.pem"), str(tmp_path / "host.key")), "admin.certificate")
     before = _served(certificate)
     make_certificate(tmp_path)
-    assert _served(certificate) == before
-    certificate.refresh()
     assert _served(certificate) == (tmp_path / "host.pem").read_text() != before
 
 
-def _served(certificate: Certificate) -> str:
+def _served(certificate: Server) -> str:
     """Return the certificate that a client is shown."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

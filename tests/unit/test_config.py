@@ -126,6 +126,33 @@ def test_node_service_that_would_not_be_safe_is_refused(keys: str, subject: str)
     assert refusal(SITE + MOUNT + f"[node]\n{keys}\n").subject == f"lake.toml: {subject}"
 
 
+REPLICAS = '[replica_server]\ndirectory = "/copies"\ntokens = "t"\naddress = "{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("tables", "subject"),
+    [
+        (REPLICAS.format("10.0.0.1:1"), "replica_server.certificate"),
+        (REPLICAS.format("127.0.0.1:1") + 'authority = "a"\n', "replica_server.certificate"),
+        (REPLICAS.format("127.0.0.1:1") + 'certificate = "c"\n', "replica_server"),
+        ('[foresight]\naddress = "0.0.0.0:1"\ntokens = "t"\n', "foresight.certificate"),
+        ('[foresight]\ncontrollers = ["http://controller:1"]\ntokens = "t"\n', "foresight.controllers"),
+        ('[samples]\nnodes = ["https://node:1", "http://node:1"]\n', "samples.nodes"),
+        ('[samples]\nkey = "k"\n', "samples"),
+        ('[node]\naddress = "127.0.0.1:1"\ntokens = "t"\nauthority = "a"\n', "node.certificate"),
+        ('[sites.web]\nkind = "http"\nurl = "https://web"\ncertificate = "c"\n', "sites.web"),
+    ],
+)
+def test_line_to_another_host_that_is_not_encrypted_is_refused(tables: str, subject: str) -> None:
+    assert refusal(SITE + MOUNT + tables).subject == f"lake.toml: {subject}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+def test_lines_within_this_host_may_be_plain(host: str) -> None:
+    plain = f'controllers = ["http://{host}:1"]\ntokens = "t"\naddress = "{host}:1"\n'
+    config.parse(SITE + MOUNT + REPLICAS.format(f"{host}:1") + f"[foresight]\n{plain}")
+
+
 def test_node_service_of_this_host_alone_needs_no_certificate() -> None:
     loaded = config.parse(SITE + MOUNT + '[node]\naddress = "127.0.0.1:1"\ntokens = "t"\n')
     assert loaded.node.queue == 2 << 30

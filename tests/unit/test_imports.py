@@ -46,6 +46,7 @@ LAYER_OF_PACKAGE = {
     "vfs.foresight": "services",
     "vfs.training": "services",
     "vfs.unixhttp": "services",
+    "vfs.tls": "services",
     "vfs.filesystem": "file system",
     "vfs.traces": "file system",
     "vfs.agent": "file system",  # the rooms that do for the agent what the file system does for the fs worker

@@ -94,6 +94,8 @@ def test_every_configuration_key_is_documented_with_its_default() -> None:
         config.Admin,
         config.Samples,
         config.Node,
+        config.ReplicaServer,
+        config.Foresight,
     ):
         for field in msgspec.structs.fields(kind):
             said = default_in_words(field)

@@ -1,7 +1,7 @@
 """Who may ask what, and how often: peers of the Unix socket by the kernel's word, callers over TCP by their token.
 
 A page in a browser must not be able to act for whoever forwards the socket to a port (`ssh -L`): requests that name another
-host than this one, or come from another site's page, are refused. Tokens and certificates hold as their files are now.
+host than this one, or come from another site's page, are refused. Tokens hold as their file is now.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import enum
 import hmac
 import os
 import socket
-import ssl
 import stat
 import struct
 from collections import OrderedDict
@@ -90,37 +89,6 @@ class Tokens:
             if hmac.compare_digest(known, given):
                 found = caller
         return found
-
-
-class Certificate:
-    """The TLS context of a service, with its certificate as the files are now, for connections from now on.
-
-    It has none before the first `refresh`: one that fails then is tried again like a later one.
-
-    Args:
-        certificate, key: files.
-        subject: what names them in the configuration.
-    """
-
-    def __init__(self, certificate: str, key: str, subject: str) -> None:
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._files = certificate, key
-        self._subject = subject
-        self._seen: tuple[int, ...] = ()
-
-    def refresh(self) -> None:
-        """Load the files if they have changed.
-
-        Raises:
-            InvalidConfig: they can't be used.
-        """
-        try:
-            seen = tuple(os.stat(path).st_mtime_ns for path in self._files)
-            if seen != self._seen:
-                self.context.load_cert_chain(*self._files)
-                self._seen = seen
-        except (OSError, ssl.SSLError) as exc:
-            raise InvalidConfig(self._subject, f"can't be used: {exc}") from exc
 
 
 def parse_tokens(text: str, name: str) -> list[tuple[bytes, Caller]]:

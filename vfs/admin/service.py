@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from vfs import wire
-from vfs.admin.access import Certificate, Tokens
+from vfs.admin.access import Tokens
 from vfs.admin.api import Api, public_config, runner_of, serve_unix
 from vfs.admin.events import Events
 from vfs.admin.page import add_page
@@ -33,6 +33,7 @@ from vfs.config import Admin as AdminConfig
 from vfs.config import Config, host_and_port
 from vfs.errors import ForemountError, InvalidConfig
 from vfs.rundir import RunDir
+from vfs.tls import Server, files_of
 
 log = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -59,7 +60,7 @@ class Admin:
         self._events = Events(clock)
         self._spans = spans
         self._tokens: Tokens | None = None
-        self._certificate: Certificate | None = None
+        self._certificate: Server | None = None
         told = self._events, lambda: public_config(config)
         self._arguments = (facts, status, copies, policies, traces, snapshots, *told)
         accounts.on_moment = self._on_moment
@@ -86,7 +87,7 @@ class Admin:
 
     async def _serve_tls(self, stack: contextlib.AsyncExitStack, admin: AdminConfig) -> None:
         self._tokens = Tokens(admin.tokens)
-        self._certificate = Certificate(admin.certificate, admin.key, "admin.certificate")
+        self._certificate = Server(files_of(admin), "admin.certificate")
         self._certificate.refresh()
         api = Api(*self._arguments, tokens=self._tokens)
         runner = runner_of(api.application(local=False, pages=add_page))

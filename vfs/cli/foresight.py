@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import click
@@ -14,28 +16,63 @@ import msgspec
 from vfs.cli import locate, output
 from vfs.errors import InvalidConfig
 from vfs.foresight.model import Happening, Mechanism
+from vfs.tls import Files
 from vfs.training import Training
 from vfs.units import format_size
 
 ASKED_S = 30.0
 
 
-def _line(job: str, controllers: tuple[str, ...], tokens: str | None, mountpoint: str | None) -> Training:
+class Asked(NamedTuple):
+    """Which controller is asked, and with what.
+
+    Attributes:
+        controllers: URLs; none: that of a mount of this host.
+    """
+
+    controllers: tuple[str, ...]
+    tokens: str
+    mountpoint: str | None
+    files: Files
+
+
+def _line(job: str, asked: Asked) -> Training:
     """Return the line to the controllers that were named, else to that of a mount of this host."""
-    if controllers:
-        return Training(job, controllers, tokens=tokens or "", timeout_s=ASKED_S)
-    return Training(job, [locate.one(mountpoint).run_dir.foresight_socket], timeout_s=ASKED_S)
+    if asked.controllers:
+        return Training(job, asked.controllers, tokens=asked.tokens, files=asked.files, timeout_s=ASKED_S)
+    return Training(job, [locate.one(asked.mountpoint).run_dir.foresight_socket], timeout_s=ASKED_S)
 
 
-def _reached(command: Any) -> Any:
-    """Add the options that say which controller is asked."""
+def _reached(command: Callable[..., None]) -> Any:
+    """Give the command options that say which controller is asked, as `asked`."""
+
+    @functools.wraps(command)
+    def with_asked(
+        *args: Any,
+        controllers: tuple[str, ...],
+        tokens: str | None,
+        mountpoint: str | None,
+        certificate: str | None,
+        key: str | None,
+        authority: str | None,
+        **kwargs: Any,
+    ) -> None:
+        files = Files(certificate or "", key or "", authority or "")
+        command(*args, asked=Asked(controllers, tokens or "", mountpoint, files), **kwargs)
+
+    found: Any = with_asked
     for option in (
         click.option("--mountpoint", help="Ask the controller of this mount."),
+        click.option("--authority", help="PEM file of whose certificates are believed; default: the system's."),
+        click.option("--key", help="PEM file of the certificate's key."),
+        click.option("--certificate", help="PEM file that is shown to a controller that asks for one."),
         click.option("--tokens", help='File of lines "NAME SECRET"; the first one signs.'),
-        click.option("--controller", "controllers", multiple=True, metavar="URL", help='"http://host:port"; again for more.'),
+        click.option(
+            "--controller", "controllers", multiple=True, metavar="URL", help='"https://host:port"; again for more.'
+        ),
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
 @click.command()
@@ -53,9 +90,7 @@ def controller(config_path: str, socket_path: str, name: str) -> None:
 @click.argument("kind")
 @click.argument("fields", nargs=-1)
 @_reached
-def event(
-    job: str, kind: str, fields: tuple[str, ...], controllers: tuple[str, ...], tokens: str | None, mountpoint: str | None
-) -> None:
+def event(job: str, kind: str, fields: tuple[str, ...], asked: Asked) -> None:
     """Tell the controller of JOB what has happened: KIND with FIELDS, each name=value.
 
     \b
@@ -74,7 +109,7 @@ def event(
         what = msgspec.convert(said, Happening)
     except msgspec.ValidationError as exc:
         raise InvalidConfig(f"event {kind}", str(exc), "docs/foresight.md lists kinds and fields") from exc
-    _line(job, controllers, tokens, mountpoint).tell(what)
+    _line(job, asked).tell(what)
 
 
 def _value(text: str) -> Any:
@@ -105,13 +140,11 @@ def copies(
     cancel: str | None,
     off: str | None,
     on: str | None,
-    controllers: tuple[str, ...],
-    tokens: str | None,
-    mountpoint: str | None,
+    asked: Asked,
     as_json: bool,
 ) -> None:
     """List the copies that predictions have brought about: where, of what, how far, and which hint each is for."""
-    line = _line("", controllers, tokens, mountpoint)
+    line = _line("", asked)
     for mechanism, wanted in ((off, False), (on, True)):
         if mechanism is not None:
             line.order("/v1/switches", {"mechanism": mechanism, "on": wanted})
@@ -120,7 +153,7 @@ def copies(
         job = next((hint["job"] for hint in state["hints"] if hint["id"] == cancel), None)
         if job is None:
             raise InvalidConfig(f"hint {cancel}", "is not open", "foremount copies lists those that are")
-        _line(job, controllers, tokens, mountpoint).hint_cancelled(cancel, "taken back on the command line")
+        _line(job, asked).hint_cancelled(cancel, "taken back on the command line")
     if as_json:
         output.print_json(state)
         return
@@ -149,9 +182,9 @@ def copies(
 @click.option("--lines", is_flag=True, help="Show each prediction with its time line, newest first.")
 @_reached
 @output.json_option
-def ledger(lines: bool, controllers: tuple[str, ...], tokens: str | None, mountpoint: str | None, as_json: bool) -> None:
+def ledger(lines: bool, asked: Asked, as_json: bool) -> None:
     """Say what predictions were worth: hits, lead time, bytes for nothing, cost, for each job and mechanism."""
-    found = _line("", controllers, tokens, mountpoint).ask("/v1/ledger")
+    found = _line("", asked).ask("/v1/ledger")
     if as_json:
         output.print_json(found)
         return

@@ -23,7 +23,6 @@ import logging
 import math
 import os
 import re
-import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,6 +41,7 @@ from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.reader import CachedObject, scratch_bytes
 from vfs.extents.store import Store
 from vfs.model import ObjectKey, SiteName, SitePath, Version, can_posix_carry
+from vfs.tls import Server, files_of
 
 log = logging.getLogger(__name__)
 SITE = SiteName("replica-server")
@@ -339,13 +339,10 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[ReplicaServer, str]
         InvalidConfig: tokens or certificate can't be used.
         Busy, NoSpace, Unavailable: the directory can't be used.
     """
-    tokens, context = Tokens(settings.tokens), None
-    if settings.certificate:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            context.load_cert_chain(settings.certificate, settings.key)
-        except (OSError, ssl.SSLError) as exc:
-            raise InvalidConfig("replica_server.certificate", f"can't be used: {exc}") from exc
+    tokens = Tokens(settings.tokens)
+    tls = Server(files_of(settings), "replica_server.certificate") if settings.certificate else None
+    if tls is not None:
+        tls.refresh()
     store = await asyncio.to_thread(functools.partial(Store.open, settings.directory, int(settings.size), keeps_held=True))
     with contextlib.closing(store):
         await asyncio.to_thread(store.wait_counted, COUNTED_S)  # what an earlier run has left is found meanwhile
@@ -354,7 +351,7 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[ReplicaServer, str]
         try:
             await runner.setup()
             host, port = host_and_port(settings.address)
-            await web.TCPSite(runner, host, port, ssl_context=context).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls.context if tls else None).start()
             bound = f"{runner.addresses[0][0]}:{runner.addresses[0][1]}"
             log.info("replica server on %s, %d objects", bound, len(server._names))
             yield server, bound

@@ -195,7 +195,7 @@ class Job(_Document, frozen=True):
         ahead: steps prepared before they are read.
         behind: steps kept after they were read, for workers that are behind others of their rank.
         keep: samples stay after their step, as far as room allows: for repeated epochs or RL.
-        nodes: node services to ask, "http://host:port"; none: those of foremount.toml.
+        nodes: node services to ask, "https://host:port"; none: those of foremount.toml.
     """
 
     feed: Source

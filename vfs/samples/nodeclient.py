@@ -11,7 +11,9 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from vfs.errors import Denied, Failure, ForemountError, InvalidConfig, NotFound, Unavailable, from_failure
+from vfs import tls
+from vfs.config import is_plain_elsewhere
+from vfs.errors import Denied, Failure, ForemountError, NotFound, Unavailable, from_failure
 from vfs.samples import nodewire
 
 _CONNECT_S = 5.0
@@ -38,15 +40,12 @@ class NodeClient:
 
     Args:
         token_file: holds the token; read again for each request. "": none is sent.
-        certificate: PEM file that theirs are checked against; "": the system's.
+        files: what we show them, and whose certificates we believe.
     """
 
-    def __init__(self, token_file: str, certificate: str) -> None:
+    def __init__(self, token_file: str, files: tls.Files = tls.NO_FILES) -> None:
         self._token_file = token_file
-        try:
-            self._context = ssl.create_default_context(cafile=certificate or None)
-        except (OSError, ssl.SSLError) as exc:
-            raise InvalidConfig("samples.certificate", f"can't be used: {exc}") from exc
+        self._tls = tls.Client(files, "samples.certificate")
         self._opened: aiohttp.ClientSession | None = None
 
     async def tell(self, address: str, job: str, told: nodewire.Told) -> None:
@@ -86,7 +85,9 @@ class NodeClient:
         try:
             # No bound for the whole and none between pieces: a node sends a sample when it is ready, which may take a step.
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-            async with self._session().get(address.rstrip("/") + path, timeout=timeout, headers=self._headers()) as answer:
+            async with self._session().get(
+                address.rstrip("/") + path, timeout=timeout, headers=self._headers(), ssl=self._trusted(address)
+            ) as answer:
                 if answer.status != 200:
                     raise await _refused(address, answer)
                 async for piece in answer.content.iter_chunked(_PIECE_BYTES):
@@ -106,7 +107,9 @@ class NodeClient:
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S, sock_connect=_CONNECT_S)
         headers = {**self._headers(), "Content-Type": "application/json"}
         try:
-            async with self._session().request(method, url, data=body, timeout=timeout, headers=headers) as answer:
+            async with self._session().request(
+                method, url, data=body, timeout=timeout, headers=headers, ssl=self._trusted(address)
+            ) as answer:
                 if answer.status != 200:
                     raise await _refused(address, answer)
                 await answer.read()
@@ -115,9 +118,14 @@ class NodeClient:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
-            connector = aiohttp.TCPConnector(ssl=self._context, limit=0)
+            connector = aiohttp.TCPConnector(limit=0)
             self._opened = aiohttp.ClientSession(connector=connector, read_bufsize=_PIECE_BYTES)
         return self._opened
+
+    def _trusted(self, address: str) -> ssl.SSLContext | bool:
+        if is_plain_elsewhere(address):
+            raise Unavailable(address, "is another host, and not encrypted", "write https://")
+        return self._tls.context() if address.startswith("https:") else True
 
     def _headers(self) -> dict[str, str]:
         if not self._token_file:

@@ -10,6 +10,7 @@ from vfs import config
 from vfs.model import SiteName
 from vfs.sites.protocol import Site
 from vfs.sites.writing import SiteWriter
+from vfs.tls import files_of
 
 
 def build_site(name: SiteName, site: config.SiteConfig) -> Site:
@@ -22,7 +23,9 @@ def build_site(name: SiteName, site: config.SiteConfig) -> Site:
         case config.HttpSite():
             from vfs.sites.http import HttpSite
 
-            server = HttpSite(name, site.url, headers_file=site.headers_file, connections=site.connections)
+            server = HttpSite(
+                name, site.url, headers_file=site.headers_file, connections=site.connections, files=files_of(site)
+            )
             if site.listing == "autoindex":
                 return server
             from vfs.sites.manifest import ManifestSite
@@ -38,6 +41,7 @@ def build_site(name: SiteName, site: config.SiteConfig) -> Site:
                 user=site.user,
                 token_file=site.token_file,
                 connections=site.connections,
+                files=files_of(site),
             )
         case config.S3Site():
             from vfs.sites.s3 import S3Site

@@ -32,6 +32,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -40,6 +41,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from vfs import tls
 from vfs.errors import Denied, ForemountError, NotADirectory, NotFound, Stale, WrongAnswer
 from vfs.model import Entry, Kind, SiteName, SitePath, Version, join, split
 from vfs.sites import httpanswers
@@ -85,12 +87,14 @@ class HttpSite:
         *,
         headers_file: str | None = None,
         connections: int = 32,
+        files: tls.Files = tls.NO_FILES,
         stall_timeout_s: float = 30.0,
     ) -> None:
         self._name = name
         self._base = URL(url if url.endswith("/") else url + "/")
         self._secrets = SecretFile(headers_file, parse_headers, name) if headers_file else None
         self._connections = connections
+        self._tls = tls.Client(files, f"sites.{name}.certificate") if any(files) else None
         self._stall_timeout_s = stall_timeout_s
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._has_etags = True
@@ -199,7 +203,7 @@ class HttpSite:
             own = dict(secret) if here.origin() == self._base.origin() else {}
             sent = None if body is None else body.pieces()
             response = await self._session(pool).request(
-                method, here, headers=own | headers, data=sent, allow_redirects=False
+                method, here, headers=own | headers, data=sent, allow_redirects=False, ssl=self._trusted()
             )
             if response.status not in _REDIRECTS or "Location" not in response.headers:
                 return response
@@ -314,6 +318,9 @@ class HttpSite:
     def _leads_to_directory(self, response: aiohttp.ClientResponse, path: SitePath) -> bool:
         """Return whether a chain of redirects ended at a path with a slash."""
         return bool(path) and response.url.raw_path.endswith("/")
+
+    def _trusted(self) -> ssl.SSLContext | bool:
+        return self._tls.context() if self._tls is not None else True
 
     def _session(self, pool: str) -> aiohttp.ClientSession:
         if pool not in self._sessions:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
@@ -26,6 +27,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from vfs import tls
 from vfs.errors import Denied, ForemountError, NotADirectory, Stale, Unavailable, WrongAnswer
 from vfs.model import Entry, SiteName, SitePath, Version, split
 from vfs.sites import hdfsanswers
@@ -61,6 +63,7 @@ class WebHdfsSite:
         user: str | None = None,
         token_file: str | None = None,
         connections: int = 32,
+        files: tls.Files = tls.NO_FILES,
         stall_timeout_s: float = 30.0,
     ) -> None:
         self._name = name
@@ -69,6 +72,7 @@ class WebHdfsSite:
         self._user = user
         self._token = SecretFile(token_file, parse_token, name) if token_file else None
         self._connections = connections
+        self._tls = tls.Client(files, f"sites.{name}.certificate") if any(files) else None
         self._stall_timeout_s = stall_timeout_s
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._has_batches: bool | None = None
@@ -254,7 +258,7 @@ class WebHdfsSite:
         here = URL(f"{self._base}/webhdfs/v1/{quote(target)}?{query}", encoded=True)
         session = self._session(pool)
         with translated(subject):
-            response = await session.request(method, here, allow_redirects=False)
+            response = await session.request(method, here, allow_redirects=False, ssl=self._trusted())
             if response.status != 307:
                 return response
             response.release()
@@ -262,13 +266,18 @@ class WebHdfsSite:
                 there = URL(response.headers["Location"], encoded=True)
                 headers = None if body is None else {"Content-Length": str(body.length)}
                 sent = None if body is None else body.pieces()
-                return await session.request(method, there, data=sent, headers=headers, allow_redirects=False)
+                return await session.request(
+                    method, there, data=sent, headers=headers, allow_redirects=False, ssl=self._trusted()
+                )
             except (KeyError, ValueError) as exc:
                 raise WrongAnswer(subject, "redirects to what is no URL") from exc
 
     async def _failure(self, response: aiohttp.ClientResponse, subject: str) -> ForemountError:
         body = await _body(response, subject) if response.status >= 400 else b""
         return hdfsanswers.error_of(response.status, body, subject)
+
+    def _trusted(self) -> ssl.SSLContext | bool:
+        return self._tls.context() if self._tls is not None else True
 
     def _session(self, pool: str) -> aiohttp.ClientSession:
         if pool not in self._sessions:

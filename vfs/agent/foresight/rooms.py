@@ -56,6 +56,7 @@ from vfs.policy.inforce import Documents, InForce
 from vfs.sites.build import build_writer
 from vfs.sites.protocol import Site
 from vfs.sites.writing import SiteWriter
+from vfs.tls import Server, files_of
 
 log = logging.getLogger(__name__)
 STATS_AT_ONCE = 32
@@ -145,7 +146,9 @@ async def controlling(
         settings = loaded.foresight
         address = host_and_port(settings.address) if settings.address else None
         await stack.enter_async_context(
-            api.serving(controller, line, socket_path=socket_path, address=address, tokens=settings.tokens)
+            api.serving(
+                controller, line, socket_path=socket_path, address=address, tokens=settings.tokens, tls=_tls_of(settings)
+            )
         )
         yield line
 
@@ -158,6 +161,10 @@ async def _end(task: asyncio.Task[None]) -> None:
 def meter_of(fetcher: Fetcher) -> Callable[[], tuple[float, int]]:
     """Return a meter of this process: CPU seconds, and bytes that sites have sent."""
     return lambda: (time.process_time(), fetcher.counters.fetched_bytes)
+
+
+def _tls_of(settings: config.Foresight) -> Server | None:
+    return Server(files_of(settings), "foresight.certificate") if settings.certificate else None
 
 
 async def _writers(
@@ -209,7 +216,7 @@ async def line_of(
     async with contextlib.AsyncExitStack() as stack:
         if loaded.foresight.controllers:
             secrets = api.read_secrets(loaded.foresight.tokens)
-            remote = Remote(loaded.foresight.controllers, secrets)
+            remote = Remote(loaded.foresight.controllers, secrets, files_of(loaded.foresight))
             stack.push_async_callback(remote.close)
             yield remote
             return

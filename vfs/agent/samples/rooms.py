@@ -31,6 +31,7 @@ from vfs.samples.nodeclient import NodeClient
 from vfs.samples.operators.registry import load_registry
 from vfs.samples.sandbox.messages import Settings
 from vfs.samples.spool import Spool
+from vfs.tls import files_of
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class SampleRooms:
             writer = stack.enter_context(ThreadPoolExecutor(1, "samples"))
             samples = Samples(lake, known, spool, writer, clock)
             server = SampleServer(samples)
-            nodes = NodeSource(NodeClient(settings.token_file, settings.certificate), settings.nodes, samples, spool, writer)
+            nodes = NodeSource(NodeClient(settings.token_file, files_of(settings)), settings.nodes, samples, spool, writer)
             stack.push_async_callback(nodes.close)
             engine = await stack.enter_async_context(_engine(settings, samples, spool, writer))
 

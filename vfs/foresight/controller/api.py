@@ -35,6 +35,7 @@ from vfs.foresight.model import Event, Hint, LedgerEntry, Mechanism, ReplicaId, 
 from vfs.foresight.offers import Direct, Offers
 from vfs.foresight.signing import HEADER, parse_secrets, signer
 from vfs.foresight.stores.protocol import PAGE_ITEMS, Item, Put, every, pages
+from vfs.tls import Server
 
 log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 64 << 20
@@ -226,9 +227,21 @@ def read_secrets(path: str) -> dict[str, bytes]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    controller: Controller, line: Direct, *, socket_path: str = "", address: tuple[str, int] | None = None, tokens: str = ""
+    controller: Controller,
+    line: Direct,
+    *,
+    socket_path: str = "",
+    address: tuple[str, int] | None = None,
+    tokens: str = "",
+    tls: Server | None = None,
 ) -> AsyncIterator[str]:
-    """Serve until the block ends; yields "host:port" as it was bound, "" without TCP."""
+    """Serve until the block ends; yields "host:port" as it was bound, "" without TCP.
+
+    Args:
+        tls: of the address; None: plain HTTP.
+    Raises:
+        InvalidConfig: tokens or certificate can't be used.
+    """
     async with contextlib.AsyncExitStack() as stack:
         bound = ""
         if socket_path:
@@ -239,8 +252,10 @@ async def serving(
             os.chmod(socket_path, 0o600)
         if address is not None:
             read_secrets(tokens)
+            if tls is not None:
+                tls.refresh()
             runner = await _runner(stack, ControllerApi(controller, line, tokens=tokens))
-            await web.TCPSite(runner, *address).start()
+            await web.TCPSite(runner, *address, ssl_context=tls.context if tls else None).start()
             host, port = runner.addresses[0][:2]
             bound = f"{host}:{port}"
             log.info("the controller answers at %s", bound)

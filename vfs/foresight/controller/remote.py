@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from vfs import tls
 from vfs.errors import Unavailable, WrongAnswer
 from vfs.foresight.board import Board
 from vfs.foresight.controller.api import QUIET_S, Reads
@@ -23,13 +25,15 @@ class Remote:
     """A `Line`.
 
     Args:
-        controllers: "http://host:port", at least one.
+        controllers: "https://host:port", at least one.
         secrets: of the file `foresight.tokens`; the first one signs.
+        files: what we show them, and whose certificates we believe.
     """
 
-    def __init__(self, controllers: Sequence[str], secrets: dict[str, bytes]) -> None:
+    def __init__(self, controllers: Sequence[str], secrets: dict[str, bytes], files: tls.Files = tls.NO_FILES) -> None:
         self._controllers = [url.rstrip("/") for url in controllers]
         self._secrets = secrets
+        self._tls = tls.Client(files, "foresight.certificate")
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
 
     async def close(self) -> None:
@@ -52,7 +56,7 @@ class Remote:
         headers = signed(self._secrets, "GET", "/v1/offers", b"")
         try:
             async with self._session.get(
-                f"{base}/v1/offers", headers=headers, timeout=timeout, read_bufsize=_LINE_BYTES_MAX
+                f"{base}/v1/offers", headers=headers, timeout=timeout, read_bufsize=_LINE_BYTES_MAX, ssl=self._trusted(base)
             ) as response:
                 if response.status != 200:
                     raise refusal_of(base, response.status, await response.read())
@@ -74,7 +78,9 @@ class Remote:
         for base in list(self._controllers):
             headers = signed(self._secrets, method, target, payload)
             try:
-                async with self._session.request(method, f"{base}{target}", data=payload, headers=headers) as response:
+                async with self._session.request(
+                    method, f"{base}{target}", data=payload, headers=headers, ssl=self._trusted(base)
+                ) as response:
                     answer = await response.read()
                     if response.status == 200:
                         return dict(msgspec.json.decode(answer))
@@ -86,6 +92,9 @@ class Remote:
                 trouble = repr(exc)
             self._next()
         raise Unavailable(",".join(self._controllers), f"no controller answers: {trouble}")
+
+    def _trusted(self, base: str) -> ssl.SSLContext | bool:
+        return self._tls.context() if base.startswith("https:") else True
 
     def _next(self) -> None:
         self._controllers.append(self._controllers.pop(0))

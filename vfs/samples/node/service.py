@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from vfs import config
-from vfs.admin.access import Certificate, Role, Tokens
+from vfs.admin.access import Role, Tokens
 from vfs.admin.records import refusal
 from vfs.clock import SystemClock
 from vfs.errors import Denied, ForemountError, InvalidConfig, InvalidFeed, NotFound, Stale, Unsupported
@@ -33,6 +33,7 @@ from vfs.samples.operators.registry import Registry, load_registry
 from vfs.samples.preparing import Preparer
 from vfs.samples.sandbox.messages import Confinement, Settings
 from vfs.sites.build import open_sites
+from vfs.tls import Server, files_of
 
 log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 2 << 20
@@ -160,7 +161,7 @@ async def serve(loaded: config.Config, ready: Callable[[str], None], ended: asyn
         runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        certificate = Certificate(node.certificate, node.key, "node.certificate") if node.certificate else None
+        certificate = Server(files_of(node), "node.certificate") if node.certificate else None
         if certificate:
             certificate.refresh()
         host, port = config.host_and_port(node.address)
