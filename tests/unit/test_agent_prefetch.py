@@ -32,8 +32,9 @@ from vfs.clock import FakeClock
 from vfs.errors import NotFound
 from vfs.extents.budget import Budget
 from vfs.extents.fetch import Fetcher
-from vfs.extents.layout import BLOCK
+from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
+from vfs.extents.reader import read_copied
 from vfs.extents.store import Store
 from vfs.model import Entry, LakePath, ObjectKey, SiteName, SitePath
 from vfs.namespace.catalog import CatalogWriter
@@ -297,6 +298,30 @@ async def test_the_next_shard_is_fetched_before_it_is_opened_as_far_as_it_is_wan
             await at.read(other, *place)
         assert at.fetched("m-2-of-2.safetensors") == fetched
         at.objects.close(other)
+        at.objects.close(key)
+
+
+async def test_what_is_known_to_be_wanted_goes_on_being_fetched_though_nobody_reads(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        body, places = safetensors(60, MIB)
+        for step in (1, 2):
+            at.put(f"step_{step}/m.safetensors", body)
+        key = await at.open("step_1/m.safetensors")
+        await at.settled()
+        for place in places:
+            await at.read(key, *place)
+        at.objects.close(key)
+        key = await at.open("step_2/m.safetensors")
+        await at.settled()
+        identity = Identity(
+            FAR, SitePath("step_2/m.safetensors"), (await at.site.stat(SitePath("step_2/m.safetensors"))).version
+        )
+        assert MIB <= at.fetcher.room_bytes(identity) <= 32 * MIB
+        at.prefetcher.reads(key, [places[0]])
+        await at.settled()
+        assert at.fetched("step_2/m.safetensors") == len(body)
+        root = await at.fetcher.ensure(identity, 0, len(body))
+        assert read_copied(root, key, 0, len(body)) == body
         at.objects.close(key)
 
 

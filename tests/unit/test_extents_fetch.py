@@ -677,7 +677,7 @@ async def test_what_is_known_of_a_line_is_told(directory: str) -> None:
         await at.fetcher.ensure(at.identity, 0, BLOCK)
         (line,) = at.fetcher.lines()
         assert line.site == FAR
-        assert (line.seen.window, line.seen.in_flight, line.waiting) == (17, 0, 0)
+        assert (line.seen.window, line.seen.in_flight, line.waiting) == (16, 0, 0)
         assert line.knobs.request_blocks == 4
         at.fetcher.release(at.key)
 

@@ -72,6 +72,17 @@ def test_the_window_grows_to_what_fills_the_line_and_not_much_beyond(
     assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.1)
 
 
+def test_the_window_holds_three_lines_at_most_before_the_rate_was_looked_at() -> None:
+    link = Link(BOUNDS)
+    for _ in range(BOUNDS.window_start):
+        link.sent(0.0)
+    link.first_byte(0.1)
+    for _ in range(100):
+        link.ended(1_250_000, sent_s=0.0)
+        link.sent(0.1)
+    assert link.window == 1 + 24  # 3 * 0.1 s of the 100 MB/s that are believed at first
+
+
 def test_the_window_never_leaves_its_bounds_on_a_line_without_end() -> None:
     link = Link(BOUNDS)
     run_line(link, rtt_s=0.2, bytes_per_s=1e11, request=MIB, seconds=20)

@@ -350,6 +350,44 @@ def test_what_is_outstanding_stays_within_the_limit_and_moves_on_with_the_reads(
     assert prediction.outstanding_bytes == 0
 
 
+def test_what_the_line_takes_is_handed_out_to_the_end_of_a_member_and_the_rest_when_it_takes_more() -> None:
+    layout = experts(10)
+    members = [(member.offset, member.length) for member in layout]
+    prediction = Prediction(layout, knobs=KNOBS, whole=True)
+    assert prediction.read(0, 8, room_bytes=members[0][1] + 1) == members[:2]
+    assert prediction.more(1 << 30, 0) == []
+    assert not prediction.is_drained
+    assert prediction.more(1 << 30, 1) == members[2:3]
+    assert prediction.more(1 << 30) == members[3:]
+    assert prediction.is_drained
+
+
+def test_what_turns_out_to_be_wanted_goes_before_what_the_line_has_not_taken() -> None:
+    layout = checkpoint()
+    prediction = Prediction(layout, knobs=KNOBS)
+    for name in "koqv":
+        member = next(each for each in layout if each.name == f"model.layers.0.attn.{name}")
+        prediction.read(member.offset, member.length, room_bytes=0)
+    found = [covered(layout, part).rpartition(".attn.")[0] for part in prediction.more(1 << 30, 12 * MIB)]
+    assert list(dict.fromkeys(found)) == ["model.layers.1", "model.layers.10", "model.layers.11"]
+
+
+def test_a_planned_load_is_followed_in_the_order_of_the_file() -> None:
+    names_of = [f"layers.{layer}.{name}" for layer in range(24) for name in ("q", "up")]
+    layout = build("dcp", 48 * MIB, (0, 0), [(name, place * MIB, MIB) for place, name in enumerate(names_of)])
+    prediction = Prediction(layout, knobs=KNOBS)
+    found = prediction.read(0, MIB) + prediction.read(MIB, MIB)
+    assert [covered(layout, part) for part in found if part[1] >= MIB // 2][:4] == [
+        *("layers.1.q", "layers.2.q", "layers.3.q", "layers.4.q"),
+    ]
+
+
+def test_a_member_at_the_begin_of_a_file_is_wanted_at_its_first_read() -> None:
+    layout = build("dcp", 49 * MIB, (0, 0), [("embed", 0, 48 * MIB), ("norm", 48 * MIB, MIB)])
+    evidence = Evidence(layout, around_bytes=READ_AHEAD, ahead_bytes=5 * READ_AHEAD)
+    assert evidence.read(0, 128 * KIB).wanted == [0]
+
+
 def test_a_member_larger_than_the_limit_is_handed_out_in_parts() -> None:
     layout = build("safetensors", 64 * MIB + 4096, (0, 8), [("a", 4096, 64 * MIB)])
     prediction = Prediction(layout, knobs=KNOBS, whole=True)

@@ -112,7 +112,7 @@ class Evidence:
         first = max(0, start - 2 * self._ahead)
         near = layout.touched(first, end - first)
         near = range(max(0, near.start - 1, near.stop - _CANDIDATES_MAX), near.stop)  # and what may have spilt into them
-        anchor = sum(layout.header)
+        anchor = sum(layout.header) or -1  # without a header nothing can have spilt into the first member
         for member in near:
             offset, length = layout.offsets[member], layout.lengths[member]
             if member in self.wanted:

@@ -65,6 +65,9 @@ class Fetcher:
         memory: bytes that were asked for and are not in a store yet.
         chance: of the jitter.
         sleep: waits between two attempts.
+
+    Attributes:
+        on_room: called with an object of which a fetch has ended well: more of it may be asked for.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Fetcher:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.counters = FetchCounters()
+        self.on_room: Callable[[ObjectKey], None] = lambda key: None
         self._clock = clock
         self._homes = Homes(store, spill, clock=clock, limits=limits, counters=self.counters)
         self._limits = limits
@@ -231,6 +235,13 @@ class Fetcher:
             for job, _ in self._cover(fetched, self._absent(fetched, ranges), priority):
                 job.kept = True
 
+    def room_bytes(self, identity: Identity) -> int:
+        """Return how much more of an object the line takes: what goes beyond a window of requests would only wait."""
+        fetched = self._objects.get(identity.key)
+        rule = self._requests.knobs(identity.site) if fetched is None else self._rule(fetched)
+        under_way = sum(job.stop - job.done for job in fetched.jobs) if fetched is not None else 0
+        return (rule.pace.window * rule.request_blocks - under_way) * BLOCK
+
     async def drop(self, key: ObjectKey, block: int) -> None:
         """Make a block absent that a reader found broken, if it is.
 
@@ -332,14 +343,17 @@ class Fetcher:
                     job.join(priority)
                     plan.append((job, stop))
                 at = stop
-        preferred = self._requests.preferred(fetched) or fetched.sources
-        rule = self._requests.knobs(preferred[0].site, fetched.serving.fetch_size)
+        rule = self._rule(fetched)
         if priority is Priority.FOREGROUND:
             rule = msgspec.structs.replace(rule, request_blocks=rule.awaited_blocks)
         requests = self._requests_for(fetched, free, rule)
         if any(request.wasted and fetched.overlaps(request.blocks) for request in requests):
             requests = coalesce(free, msgspec.structs.replace(rule, waste_max=0.0))  # bridges blocks that are on their way
         return plan + [(self._start(fetched, request.blocks, priority), request.blocks.stop) for request in requests]
+
+    def _rule(self, fetched: FetchedObject) -> Knobs:
+        preferred = self._requests.preferred(fetched) or fetched.sources
+        return self._requests.knobs(preferred[0].site, fetched.serving.fetch_size)
 
     def _requests_for(self, fetched: FetchedObject, free: list[range], rule: Knobs) -> list[Request]:
         """Return the requests for blocks; what only some copies hold is asked for apart from the rest."""
@@ -394,6 +408,8 @@ class Fetcher:
             self._seal_if_complete(fetched)
             self._forget_unused(fetched)
             self._count_busy(-1)
+        if error is None:
+            self.on_room(fetched.key)
 
     async def _fetch(self, fetched: FetchedObject, job: Job) -> None:
         """Send requests until all blocks are written, nobody wants them, or it is hopeless."""

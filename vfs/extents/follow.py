@@ -32,6 +32,9 @@ _NEAR = 64
 _DECAY = 0.95
 _PRIOR = {Order.OFFSET: 0.04, Order.NAME: 0.03, Order.LAYER: 0.02, Order.PATTERN: 0.01}
 """Which order is believed as long as the reads fit several."""
+_PLANNED = {"dcp", "bytecheckpoint"}
+_PLANNED_PRIOR = 2.0
+"""Of the file's own order where readers follow a plan: the one that the saver has followed, unless the layout has changed."""
 
 
 class _Line(NamedTuple):
@@ -61,7 +64,8 @@ class Follow:
         self._scores: list[float] = []
         for order in Order:
             members, rank = patterns.sequence(order)
-            self._add(order, 1, members, rank, _PRIOR[order])
+            is_planned = order is Order.OFFSET and patterns.layout.format in _PLANNED
+            self._add(order, 1, members, rank, _PLANNED_PRIOR if is_planned else _PRIOR[order])
             self._add(order, -1, members, rank, _PRIOR[order] / 10)
         self._best = 0
         self._taught: Sequence[int] = ()

@@ -29,6 +29,8 @@ RATES_KEPT = 10
 DELAYS_KEPT = 128
 HELD = 2.0
 """Of what the line holds: once, and a half since requests end in lumps; the rest is for reads that wait (`requests.py`)."""
+FILLING = 3.0
+"""The same while the rate still grows: as far as it may have grown since it was looked at, so that it is seen to grow."""
 GROWTH = 1.25
 """Of the rate from one look at a full window to the next, below which a larger window brings nothing."""
 QUEUED = 3.0
@@ -160,7 +162,7 @@ class Link:
             self._failures = 0
         self._request_bytes += (length - self._request_bytes) * (0.1 if self._request_bytes else 1.0)
         if self._is_filling:
-            self.window = int(max(self.window, min(self.window + 1, self._ceiling)))
+            self.window = int(max(self.window, min(self.window + 1, self._ceiling, self._requests_holding(FILLING))))
 
     def cancelled(self) -> None:
         """A request was given up by us."""
@@ -260,5 +262,9 @@ class Link:
         """Let the window follow the estimates; before there are any it stays where it is, below the ceiling."""
         wanted = float(self.window)
         if not self._is_filling and self._rates and self._delay_min and self._request_bytes:
-            wanted = 1 + math.ceil(HELD * self.bytes_per_s * self.ttfb_s / self._request_bytes)
+            wanted = self._requests_holding(HELD)
         self.window = int(max(self._bounds.window_min, min(wanted, self._ceiling, self._bounds.window_max)))
+
+    def _requests_holding(self, times: float) -> float:
+        """Return how many requests of the usual size hold so many times what the line holds."""
+        return 1 + math.ceil(times * self.bytes_per_s * self.ttfb_s / self._request_bytes)

@@ -158,11 +158,12 @@ class Prediction:
         known = {self.patterns.of[member] for member in self._known}
         return sum(self.patterns.bytes[pattern] for pattern in known | self._wanted.keys() | self._suspected)
 
-    def read(self, offset: int, length: int, *, limit_bytes: int | None = None) -> list[Range]:
+    def read(self, offset: int, length: int, *, limit_bytes: int | None = None, room_bytes: int | None = None) -> list[Range]:
         """Note a read, as the kernel sends it; return the ranges to fetch ahead now, those needed first before the others.
 
         Args:
             limit_bytes: what may be outstanding after this call.
+            room_bytes: see `more`.
 
         Returns:
             Members, or parts of those larger than the limit, widened by what the kernel reads around them.
@@ -193,7 +194,7 @@ class Prediction:
         if self._off:
             return []
         limit = self._knobs.limit_bytes if limit_bytes is None else limit_bytes
-        return self._hand_out(limit) + self._run_on(end, seen.run_bytes, limit)
+        return self._hand_out(limit, room_bytes) + self._run_on(end, seen.run_bytes, limit)
 
     def teach(self, learned: Learned) -> None:
         """Take in what the reader of another shard wants; what was handed out stays so."""
@@ -202,13 +203,15 @@ class Prediction:
             self._before, self._after = max(self._before, learned.before), max(self._after, learned.after)
             self._plan()
 
-    def begin(self, limit_bytes: int) -> list[Range]:
-        """Return what to fetch before anything was read, of a file of which it is known what is wanted.
+    def more(self, limit_bytes: int, room_bytes: int | None = None) -> list[Range]:
+        """Return what to fetch next though nothing was read since: the line has room, or it was taught what is wanted.
 
         Args:
             limit_bytes: what may be outstanding after this call.
+            room_bytes: what the line takes now, to the end of a member. What is fetched too early goes before what turns out
+                to be needed first. None: any amount.
         """
-        return self._hand_out(limit_bytes)
+        return [] if self._off else self._hand_out(limit_bytes, room_bytes)
 
     def window(self, limit_bytes: int) -> int:
         """Return what may be outstanding, of the caller's limit, as far as this reader is trusted."""
@@ -374,16 +377,17 @@ class Prediction:
         elif self._wanted:
             self._queue = self._follow.ahead(self._believed())
 
-    def _hand_out(self, limit_bytes: int) -> list[Range]:
-        """Return as much of the queue as trust leaves room for."""
+    def _hand_out(self, limit_bytes: int, room_bytes: int | None) -> list[Range]:
+        """Return as much of the queue as trust and the line leave room for."""
         window = self.window(limit_bytes)
+        full = self._predicted + (limit_bytes if room_bytes is None else room_bytes)
         found, is_done = self._drain(self._current, limit_bytes)  # what is being read now needs no trust
         if is_done:
             more, is_done = self._drain(self._urgent, window)
             found += more
         fresh = (member for member in islice(self._queue, _LOOKED_AT_MAX) if not self._done[member])
         self._is_drained = False
-        while is_done and self._live.total < window:
+        while is_done and self._live.total < window and self._predicted < full:
             member = next(fresh, None)
             if member is None:
                 self._is_drained = self._is_at_end()

@@ -66,13 +66,17 @@ class Reading:
         """Return the prediction by members where there is one that has not given up."""
         return None if self.prediction is None or self.prediction.is_off else self.prediction
 
-    def read(self, offset: int, length: int) -> list[Range]:
-        """Note a read; return what to fetch ahead now."""
+    def read(self, offset: int, length: int, room_bytes: int) -> list[Range]:
+        """Note a read; return what to fetch ahead now.
+
+        Args:
+            room_bytes: what the line takes now.
+        """
         if self.whole is not None:
             self.seen.add(offset, min(offset + length, self.identity.version.size))
             return self.whole.read(length)
         if self.members is not None:
-            return self.members.read(offset, length, limit_bytes=self.ahead_bytes)
+            return self.members.read(offset, length, limit_bytes=self.ahead_bytes, room_bytes=room_bytes)
         return [] if self.reading_layout else self.streams.read(offset, length)
 
     def teach(self, believed: Learned) -> None:

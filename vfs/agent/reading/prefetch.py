@@ -136,6 +136,7 @@ class Prefetcher:
         self._patterns: OrderedDict[str, Patterns] = OrderedDict()  # of files of earlier steps, by their names
         self.on_expect: Callable[[ObjectKey, list[Range]], None] = lambda _key, _ranges: None
         self.on_layout: Callable[[Identity, Layout, Learned | None], None] = lambda *_: None
+        fetcher.on_room = self._has_room
 
     def opened(self, identity: Identity, path: LakePath) -> None:
         """An object was opened: begin to read its layout where its name promises one, or all of it."""
@@ -180,14 +181,25 @@ class Prefetcher:
         if reading.reading_layout:
             reading.early += ranges
         ahead: list[Range] = []
+        room = self._fetcher.room_bytes(reading.identity)
         for offset, length in ranges:
-            found = reading.read(offset, length)
+            found = reading.read(offset, length, room - sum(length for _, length in ahead))
             if found and found[0][0] == offset:  # all of a run that has just begun: its reader waits for it
                 self._fetch(key, found[:1], Priority.FOREGROUND)
                 found = found[1:]
             ahead += found
         self._fetch(key, ahead)
         self._go_on(key, reading)
+
+    def _has_room(self, key: ObjectKey) -> None:
+        """The line has room for more of an object: a fetch of it has ended."""
+        reading = self._readings.get(key)
+        if reading is None or reading.members is None:
+            return
+        if reading.is_open and (room := self._fetcher.room_bytes(reading.identity)) > 0:
+            self._fetch(key, reading.members.more(reading.ahead_bytes, room))
+            self._go_on(key, reading)
+        self._go_on_before(key)
 
     def facts(self, key: ObjectKey) -> dict[str, Any] | None:
         """Return how an open object is predicted, for `explain`."""
@@ -265,9 +277,7 @@ class Prefetcher:
         early, reading.early = reading.early, []
         if self._readings.get(key) is reading:
             self.reads(key, early)
-            for each, ahead in self._ahead.items():
-                if key in ahead:
-                    self._go_on(each, self._readings[each])
+            self._go_on_before(key)
 
     def _predict(self, reading: Reading, patterns: Patterns, taught: Learned | None) -> None:
         """Predict by these members, and by nothing that was believed before."""
@@ -340,7 +350,7 @@ class Prefetcher:
                 return
             believed = believed or by.believed()
             shard.teach(believed)
-            found = shard.members.begin(shard.members.outstanding_bytes + room)
+            found = shard.members.more(shard.members.outstanding_bytes + room, self._fetcher.room_bytes(shard.identity))
             room -= sum(length for _, length in found)
             if found:
                 shard.expected(found, EXPECT_BYTES_MIN)
@@ -348,10 +358,16 @@ class Prefetcher:
             if not shard.members.is_drained:
                 return
 
+    def _go_on_before(self, key: ObjectKey) -> None:
+        """Let the open shards that this one follows go on with it."""
+        for each, ahead in self._ahead.items():
+            if key in ahead:
+                self._go_on(each, self._readings[each])
+
     async def _fetch_held(self, key: ObjectKey, reading: Reading, ahead: Sequence[Range]) -> None:
         with contextlib.suppress(ForemountError):  # who reads it will hear of it
             async with self._held(reading):
-                self._fetcher.prefetch_all(key, ahead, Priority.BACKGROUND)  # behind all that this shard still wants
+                self._fetcher.prefetch_all(key, ahead)
 
 
 def _place(identity: Identity) -> str:
