@@ -1,12 +1,15 @@
 """Documents: read whole or not at all, and errors that say where."""
 
+import tomllib
+
+import msgspec
 import pytest
 
 from vfs.errors import InvalidPolicy
 from vfs.policy.diff import Change, diff
 from vfs.policy.engine import RuleSet, decide
 from vfs.policy.facts import Facts
-from vfs.policy.loader import Text, compile_rules, expand, load, parse, shipped_names
+from vfs.policy.loader import PolicyFile, Text, compile_rules, decode_document_value, expand, load, parse, shipped_names
 
 RULE = '[[rules]]\nname = "r"\nmatch = {}\nset = { cache = "keep" }\n'
 
@@ -217,3 +220,26 @@ def test_rule_that_would_pin_half_a_tree_is_refused(match: str, where: str, reas
 @pytest.mark.parametrize("match", ["", 'path = "**"', 'path = ["a/**", "{b,c}/**/d/**"]', 'site = "s", host = "h*"'])
 def test_rule_that_pins_whole_trees_is_taken(match: str) -> None:
     assert rules_of(("a", named("r", match, 'staleness = "pinned=v1"'))).pinning == (0,)
+
+
+IN_ONE_GO = {
+    "a header inside a string": 'why = """\n[[rules]]\nname = "no rule"\n"""\n' + "match = {}\nset = { prefetch = 'off' }",
+    "tables of their own": '[rules.match]\npath = "a"\n[rules.set]\nprefetch = "off"',
+    "spaces in the header": "match = {}\nset = { cache = 'keep' }\n  [[ rules ]]\nname = 'b'\n"
+    + 'match = {}\nset = { prefetch = "off" }',
+}
+
+
+@pytest.mark.parametrize("body", IN_ONE_GO.values(), ids=IN_ONE_GO.keys())
+def test_document_that_is_read_rule_by_rule_says_what_it_says_as_a_whole(body: str) -> None:
+    text = f'format = 1\nabout = "x"\n[[rules]]\nname = "a"\n{body}\n'
+    stated = msgspec.convert(tomllib.loads(text), PolicyFile, dec_hook=decode_document_value)
+    parsed = parse(Text("a.toml", False, text))
+    assert (parsed.about, list(parsed.rules)) == (stated.about, stated.rules)
+
+
+def test_who_reads_many_rules_can_let_others_run_between_them() -> None:
+    text = "format = 1\n" + "".join(named(f"r{number}", f'path = "d{number}/**"') for number in range(100))
+    breaths = []
+    compile_rules([Text("a.toml", False, text)], breathe=lambda: breaths.append(1))
+    assert len(breaths) >= 300  # while they are read, checked and indexed

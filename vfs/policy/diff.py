@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from vfs.policy.engine import Document, Rule, RuleSet
+from vfs.policy.engine import Breathe, Document, Rule, RuleSet, hold_breath
 from vfs.policy.facts import Match
 from vfs.policy.values import VALUES, value_text
 
@@ -39,7 +39,7 @@ class Change(msgspec.Struct, frozen=True):
         return f"{self.kind} {where}"
 
 
-def diff(before: RuleSet, after: RuleSet) -> list[Change]:
+def diff(before: RuleSet, after: RuleSet, breathe: Breathe = hold_breath) -> list[Change]:
     """Return the differences, in the order of `after`, what was removed first. Equal rules give none."""
     old = {document.name: document for document in before.documents}
     new = {document.name: document for document in after.documents}
@@ -47,18 +47,19 @@ def diff(before: RuleSet, after: RuleSet) -> list[Change]:
     changes += [Change("moved", name) for name in _moved(list(old), list(new))]
     for name, document in new.items():
         if name in old:
-            changes += _diff_rules(name, old[name], document)
+            changes += _diff_rules(name, old[name], document, breathe)
         else:
             changes.append(Change("added", name))
     return changes
 
 
-def _diff_rules(name: str, before: Document, after: Document) -> list[Change]:
+def _diff_rules(name: str, before: Document, after: Document, breathe: Breathe) -> list[Change]:
     old = {rule.name: rule for rule in before.rules}
     new = {rule.name: rule for rule in after.rules}
     changes = [Change("removed", name, rule) for rule in old if rule not in new]
     changes += [Change("moved", name, rule) for rule in _moved(list(old), list(new))]
     for rule_name, rule in new.items():
+        breathe()
         if rule_name in old:
             changes += _diff_rule(name, old[rule_name], rule)
         else:
@@ -69,18 +70,20 @@ def _diff_rules(name: str, before: Document, after: Document) -> list[Change]:
 def _diff_rule(document: str, before: Rule, after: Rule) -> list[Change]:
     """Return the differences in what a rule does; `why` does nothing."""
     changes = []
-    keys = [("match", key) for key in Match.__struct_fields__] + [("set", key) for key in VALUES]
-    for table, key in keys:
-        old, new = getattr(getattr(before, table), key), getattr(getattr(after, table), key)
-        if old != new:
-            changes.append(Change("changed", document, after.name, f"{table}.{key}", _text(old), _text(new)))
+    for table, keys in (("match", Match.__struct_fields__), ("set", VALUES)):
+        was, now = getattr(before, table), getattr(after, table)
+        for key in keys if was != now else ():
+            old, new = getattr(was, key), getattr(now, key)
+            if old != new:
+                changes.append(Change("changed", document, after.name, f"{table}.{key}", _text(old), _text(new)))
     return changes
 
 
 def _moved(before: list[str], after: list[str]) -> list[str]:
     """Return the names in both whose place among the names in both has changed."""
-    kept_before = [name for name in before if name in after]
-    kept_after = [name for name in after if name in before]
+    names_before, names_after = set(before), set(after)
+    kept_before = [name for name in before if name in names_after]
+    kept_after = [name for name in after if name in names_before]
     return [new for old, new in zip(kept_before, kept_after, strict=True) if old != new]
 
 

@@ -30,6 +30,14 @@ REMEMBERED_MAX = 4096
 """Entries of each memory of a rule set; it starts anew when full. 4096 decisions take about 3 MB."""
 
 
+Breathe = Callable[[], None]
+"""Called between rules: whoever makes a set beside a loop lets the loop have the interpreter there."""
+
+
+def hold_breath() -> None:
+    """Go on: nobody waits."""
+
+
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rule as documents state it.
 
@@ -112,16 +120,30 @@ class RuleSet:
         pinning: indexes of the rules that pin to a snapshot; mostly there are none, and nobody has to ask.
     """
 
-    __slots__ = ("_by_narrow", "_decisions", "_paths", "_sizes", "defaults", "documents", "origins", "pinning", "rules")
+    __slots__ = (
+        "_any_narrow",
+        "_by_narrow",
+        "_decisions",
+        "_narrow",
+        "_paths",
+        "_sizes",
+        "defaults",
+        "documents",
+        "origins",
+        "pinning",
+        "rules",
+    )
 
-    def __init__(self, documents: Iterable[Document], defaults: Values = DEFAULTS) -> None:
+    def __init__(self, documents: Iterable[Document], defaults: Values = DEFAULTS, breathe: Breathe = hold_breath) -> None:
         self.defaults = defaults
         self.documents = tuple(sorted(documents, key=lambda document: not document.shipped))
         self.rules: tuple[Rule, ...] = tuple(rule for document in self.documents for rule in document.rules)
         self.origins: tuple[Origin, ...] = tuple(_origins(self.documents))
         self.pinning = tuple(index for index, rule in enumerate(self.rules) if is_pinning(rule.set))
         matches = [rule.match for rule in self.rules]
-        self._paths = _PathIndex(matches)
+        self._narrow = [(1 << index, match) for index, match in enumerate(matches) if _is_narrow(match)]
+        self._any_narrow = (1 << len(matches)) - 1 - sum(bit for bit, _ in self._narrow)
+        self._paths = _PathIndex(matches, breathe)
         self._sizes = _SizeIndex([match.size for match in matches])
         self._by_narrow: dict[tuple[Any, ...], int] = {}
         self._decisions: dict[int, Decision] = {}
@@ -140,9 +162,10 @@ class RuleSet:
         return found or _remember(self._decisions, matched, _resolve(self, matched))
 
     def _match_narrow(self, facts: Facts) -> int:
-        mask = 0
-        for index, rule in enumerate(self.rules):
-            mask |= (mismatch(rule.match, facts, NARROW) is None) << index
+        mask = self._any_narrow
+        for bit, match in self._narrow:
+            if mismatch(match, facts, NARROW) is None:
+                mask |= bit
         return mask
 
 
@@ -186,6 +209,11 @@ def explain(rules: RuleSet, facts: Facts) -> list[Verdict]:
         wins = tuple(name for name, winner in decision.origins.items() if winner == origin)
         verdicts.append(Verdict(origin, why_not, settings_of(rule.set), wins))
     return verdicts
+
+
+def _is_narrow(match: Match) -> bool:
+    """Return whether a rule asks for one of the facts that take few values."""
+    return any(condition is not None for condition in _narrow(match))
 
 
 def _origins(documents: Iterable[Document]) -> Iterable[Origin]:
@@ -274,7 +302,7 @@ class _PathIndex:
         "_regexes",
     )
 
-    def __init__(self, matches: list[Match]) -> None:
+    def __init__(self, matches: list[Match], breathe: Breathe) -> None:
         self._free = self._anywhere = 0
         self._by_prefix: dict[str, tuple[int, int]] = {}
         self._by_name: dict[str, tuple[int, int]] = {}
@@ -282,12 +310,16 @@ class _PathIndex:
         self._by_extension: dict[str, tuple[int, int]] = {}
         self._regexes = [match.path.regex if match.path else "" for match in matches]
         self._fullmatch: list[Callable[[str], object] | None] = [None] * len(matches)
-        patterns = [(1 << index, landmarks(pattern)) for index, match in enumerate(matches) for pattern in match.path or ()]
+        patterns = []
+        for index, match in enumerate(matches):
+            patterns += [(1 << index, landmarks(pattern)) for pattern in match.path or ()]
+            breathe()
         shared = Counter(key for _, marks in patterns for key in _keys(marks))
         for index, match in enumerate(matches):
             self._free |= (match.path is None) << index
         for bit, marks in patterns:
             self._add(bit, marks, shared)
+            breathe()
         self._depth_max = max((prefix.count("/") + 1 for prefix in self._by_prefix), default=0)
 
     def _add(self, bit: int, marks: Landmarks, shared: Mapping[tuple[str, str], int]) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 import vfs
 from vfs.errors import InvalidPolicy
-from vfs.policy.engine import Document, Rule, RuleSet, is_pinning
+from vfs.policy.engine import Breathe, Document, Rule, RuleSet, hold_breath, is_pinning
 from vfs.policy.facts import CountRange, Match, SizeRange
 from vfs.policy.values import DEFAULTS, Settings, Values, settings_of
 from vfs.policy.written import NEAREST, ORIGIN
@@ -109,22 +109,16 @@ def read(sources: Iterable[str], base: str = "") -> list[Text]:
     return [_read_one(name) for name in dict.fromkeys(names)]
 
 
-def parse(text: Text) -> Document:
+def parse(text: Text, breathe: Breathe = hold_breath) -> Document:
     """Return the document that the text states.
 
     Raises:
         InvalidPolicy: with file, line, and the nearest known key where an unknown one was written.
     """
-    try:
-        table = tomllib.loads(text.text)
-    except tomllib.TOMLDecodeError as exc:
-        raise InvalidPolicy(_at(text, _line_of_syntax_error(exc, text.text)), f"is no TOML: {exc}") from exc
-    lines = _Lines(text.text)
-    try:
-        stated = msgspec.convert(table, PolicyFile, dec_hook=_decode)
-    except msgspec.ValidationError as exc:
-        raise _explain(text, lines, exc) from exc
-    _check(text, lines, stated)
+    stated, lines = _by_rule(text.text, breathe), _Lines(text.text)
+    if stated is None:
+        stated = _whole(text, lines)
+    _check(text, lines, stated, breathe)
     return Document(
         name=os.path.basename(text.source).removeprefix("shipped:").removesuffix(".toml"),
         source=text.source,
@@ -136,7 +130,47 @@ def parse(text: Text) -> Document:
     )
 
 
-def compile_rules(texts: Sequence[Text], sites: Collection[str] | None = None, defaults: Values = DEFAULTS) -> RuleSet:
+def _whole(text: Text, lines: _Lines) -> PolicyFile:
+    """Return what the text states, in one go."""
+    try:
+        table = tomllib.loads(text.text)
+    except tomllib.TOMLDecodeError as exc:
+        raise InvalidPolicy(_at(text, _line_of_syntax_error(exc, text.text)), f"is no TOML: {exc}") from exc
+    try:
+        return msgspec.convert(table, PolicyFile, dec_hook=_decode)
+    except msgspec.ValidationError as exc:
+        raise _explain(text, lines, exc) from exc
+
+
+def _by_rule(text: str, breathe: Breathe) -> PolicyFile | None:
+    """Return what the text states, read rule by rule; None: it is faulty, or has to be read in one go.
+
+    A piece that ends inside a string or an array is no TOML, so what can be read in pieces says the same as a whole.
+    """
+    head, *pieces = re.split(r"^(?=[ \t]*\[\[[ \t]*rules[ \t]*\]\])", text, flags=re.MULTILINE)
+    try:
+        table: dict[str, Any] = tomllib.loads(head)
+        if not pieces or "rules" in table:
+            return None
+        rules = []
+        for piece in pieces:
+            found = tomllib.loads(piece)
+            if list(found) != ["rules"] or len(found["rules"]) != 1:
+                return None
+            rules.append(msgspec.convert(found["rules"][0], Rule, dec_hook=_decode))
+            breathe()
+        stated = msgspec.convert({**table, "rules": []}, PolicyFile, dec_hook=_decode)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError):
+        return None
+    return msgspec.structs.replace(stated, rules=rules)
+
+
+def compile_rules(
+    texts: Sequence[Text],
+    sites: Collection[str] | None = None,
+    defaults: Values = DEFAULTS,
+    breathe: Breathe = hold_breath,
+) -> RuleSet:
     """Return the rules of all documents, in force order.
 
     Args:
@@ -145,7 +179,7 @@ def compile_rules(texts: Sequence[Text], sites: Collection[str] | None = None, d
     Raises:
         InvalidPolicy: one document can't be used, or two have the same name.
     """
-    documents = [parse(text) for text in texts]
+    documents = [parse(text, breathe) for text in texts]
     by_name: dict[str, Document] = {}
     for document in documents:
         if (other := by_name.setdefault(document.name, document)) is not document:
@@ -154,7 +188,7 @@ def compile_rules(texts: Sequence[Text], sites: Collection[str] | None = None, d
     if sites is not None:
         for text, document in zip(texts, documents, strict=True):
             _check_sites(text, document, sites)
-    return RuleSet(documents, defaults)
+    return RuleSet(documents, defaults, breathe)
 
 
 def load(
@@ -245,10 +279,11 @@ def _nearest(key: str, table: str) -> str:
     return f"known here: {', '.join(known)}"
 
 
-def _check(text: Text, lines: _Lines, stated: PolicyFile) -> None:
+def _check(text: Text, lines: _Lines, stated: PolicyFile, breathe: Breathe) -> None:
     """Refuse what is well typed but can't be meant."""
     seen: set[str] = set()
     for index, rule in enumerate(stated.rules):
+        breathe()
         where = f"rules[{index}]"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", rule.name):
             hint = "use letters, digits, '.', '_' and '-'"
