@@ -41,7 +41,7 @@ def open_beneath(root: str | bytes, path: str, flags: int) -> int:
         if found >= 0:
             return int(found)
         number = ctypes.get_errno()
-        if number != errno.ENOSYS:
+        if number not in (errno.ENOSYS, errno.EPERM):  # EPERM: a container's filter that does not know the call
             raise OSError(number, os.strerror(number), path)
         return _walk(top, path, flags)
     except OSError as exc:
