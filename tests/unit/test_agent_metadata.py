@@ -356,3 +356,12 @@ async def test_files_of_a_directory_are_told_as_it_lists_them(world: World) -> N
     assert [entry.name for entry in await world.metadata.files(LakePath("run"))] == ["a", "b"]
     with pytest.raises(NotFound):
         await world.metadata.files(LakePath("nowhere"))
+
+
+async def test_files_of_a_directory_are_gone_through_anew_when_it_was_listed_anew(world: World) -> None:
+    put(world, "run/a")
+    first = await world.metadata.files(LakePath("run"))
+    assert await world.metadata.files(LakePath("run")) is first
+    put(world, "run/b")
+    world.clock.advance(TTL_S + 1)
+    assert [entry.name for entry in await world.metadata.files(LakePath("run"))] == ["a", "b"]

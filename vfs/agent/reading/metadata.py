@@ -34,6 +34,8 @@ STEPS_BEFORE_LISTING = 4
 _ENTRIES_FOR_LOOKUP = 10_000
 """A lookup does not wait for more of a listing than this: in a huge directory it asks for the one name."""
 _REMEMBERED_DIRECTORIES = 10_000
+_FILES_KEPT = 8
+"""Directories whose files are kept in memory, 10,000 each at most: a reader opens one shard after the other."""
 SITE_REST_S = 2.0
 """A site that could not be reached is not asked again for this long where something older can be served instead."""
 
@@ -94,6 +96,7 @@ class Metadata:
         self._commits = commits
         self._runs: dict[LakePath, _Run] = {}
         self._lookups: OrderedDict[LakePath, int] = OrderedDict()
+        self._files: OrderedDict[LakePath, tuple[wire.Listed, Sequence[Entry]]] = OrderedDict()
         self._stats: dict[LakePath, tuple[int, asyncio.Future[Entry | None]]] = {}
         self._resting_until_s: dict[SiteName, float] = {}
 
@@ -143,7 +146,7 @@ class Metadata:
         return version_s and min(version_s, self._ttl_s(parent))
 
     async def files(self, directory: LakePath) -> Sequence[Entry]:
-        """Return what a directory holds; of a huge one nothing.
+        """Return what a directory holds; of a huge one nothing. What was listed once is the same object each time.
 
         Raises:
             ForemountError: as `list`.
@@ -153,8 +156,14 @@ class Metadata:
             listed = await self.list(directory, listed.generation, listed.count)
         if listed.count > _ENTRIES_FOR_LOOKUP:
             return []
-        page = self.page(directory, listed.generation, 0, listed.count)
-        return [entry for entry in page if entry is not None]
+        of, files = self._files.get(directory, (None, ()))
+        if of != listed:
+            page = self.page(directory, listed.generation, 0, listed.count)
+            files = [entry for entry in page if entry is not None]
+            self._files[directory] = listed, files
+            if len(self._files) > _FILES_KEPT:
+                self._files.popitem(last=False)
+        return files
 
     async def list(self, path: LakePath, generation: int, after: int, believed_s: float | None = None) -> wire.Listed:
         """Return how far the directory is listed, once there is more than `after`, or no more to come.

@@ -19,6 +19,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from vfs.agent.reading.ahead import Range, Reading
@@ -83,7 +84,7 @@ class Beside(Protocol):
     """The files beside one that is open."""
 
     async def files(self, directory: LakePath) -> Sequence[Entry]:
-        """Return what a directory holds, nothing of a huge one."""
+        """Return what a directory holds, nothing of a huge one: the same object as long as it was not listed anew."""
         ...
 
     async def hold(self, path: LakePath, version: Version) -> tuple[Identity, ObjectKey, str]:
@@ -91,6 +92,28 @@ class Beside(Protocol):
         ...
 
     def release(self, key: ObjectKey) -> None: ...
+
+
+@dataclass(slots=True)
+class _Series:
+    """The shards of one directory whose names differ by their numbers.
+
+    Attributes:
+        pattern: of their names.
+        opened_last: None: none of them was.
+    """
+
+    pattern: str
+    opened_last: str | None = None
+    _listing: Sequence[Entry] | None = None
+    _files: dict[str, Entry] = field(default_factory=dict)
+
+    def files(self, listing: Sequence[Entry]) -> dict[str, Entry]:
+        """Return those of a directory's listing; the same listing is gone through once, however many are opened."""
+        if listing is not self._listing:
+            found = (each for each in listing if each.kind is Kind.FILE and generalise(each.name)[0] == self.pattern)
+            self._listing, self._files = listing, {each.name: each for each in found}
+        return self._files
 
 
 class Prefetcher:
@@ -131,7 +154,7 @@ class Prefetcher:
         self._spawn = spawn
         self._readings: dict[ObjectKey, Reading] = {}
         self._ahead: dict[ObjectKey, list[ObjectKey]] = {}  # of each open shard: those that follow
-        self._opened_last: OrderedDict[str, str] = OrderedDict()  # of each series
+        self._series: OrderedDict[str, _Series] = OrderedDict()
         self._read_before: OrderedDict[ObjectKey, list[Range]] = OrderedDict()  # what the kernel may have of closed objects
         self._patterns: OrderedDict[str, Patterns] = OrderedDict()  # of files of earlier steps, by their names
         self.on_expect: Callable[[ObjectKey, list[Range]], None] = lambda _key, _ranges: None
@@ -309,14 +332,13 @@ class Prefetcher:
         pattern, numbers = generalise(name)
         if not numbers:
             return
-        series = join(directory, pattern)
-        before = self._opened_last.get(series)
-        self._opened_last[series] = name
-        self._opened_last.move_to_end(series)
-        if len(self._opened_last) > _PATTERNS_KEPT:
-            self._opened_last.popitem(last=False)
+        series = self._series.setdefault(join(directory, pattern), _Series(pattern))
+        before, series.opened_last = series.opened_last, name
+        self._series.move_to_end(join(directory, pattern))
+        if len(self._series) > _PATTERNS_KEPT:
+            self._series.popitem(last=False)
         try:
-            files = {each.name: each for each in await beside.files(LakePath(directory)) if each.kind is Kind.FILE}
+            files = series.files(await beside.files(LakePath(directory)))
         except ForemountError as exc:
             log.debug("%s: what follows is not known: %s", reading.path, exc)
             return
