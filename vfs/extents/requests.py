@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from vfs.clock import Clock
@@ -279,36 +279,12 @@ class Requests:
         self, source: Identity, offset: int, length: int, priority: Priority, flow: Flow
     ) -> AsyncGenerator[Piece, None]:
         """Send one request in its turn and yield its body."""
-        subject = f"{source.site}:{source.path}"
-        site = self._site(source.site, subject)
-        link, turns = self._link(source.site), self._turn(source.site)
-        async with turns.hold(1, priority, cost=length, flow=flow):
-            sent_s = self._clock.monotonic_s()
-            link.sent(sent_s, more_wait=turns.waiting > 0)
-            self._counters.fetches += 1
-            try:
-                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, offset, length))
-                async with contextlib.aclosing(body):
-                    first = True
-                    while (piece := await self._next_piece(body, subject)) is not None:
-                        now_s = self._clock.monotonic_s()
-                        if first:
-                            first = False
-                            link.first_byte(now_s - sent_s)
-                        link.received(now_s, len(piece))
+        async with self._turn(source.site).hold(1, priority, cost=length, flow=flow):
+            with self._sending(source.site, length) as link:
+                async with contextlib.aclosing(self._body(source, offset, length, link)) as body:
+                    async for piece in body:
                         self._count(priority, len(piece))
                         yield piece
-            except Unavailable as exc:
-                silent = isinstance(exc, _FellSilent)
-                link.failed(self._clock.monotonic_s(), throttled=isinstance(exc, Throttled), stalled=silent)
-                raise
-            except BaseException:
-                link.cancelled()
-                raise
-            else:
-                link.ended(length, sent_s=sent_s)
-            finally:
-                turns.resize(link.window)
 
     async def _request(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit, race: _Race | None) -> None:
         async with contextlib.AsyncExitStack() as held:
@@ -363,27 +339,46 @@ class Requests:
         Args:
             at: where the bytes lie at the source.
         """
-        subject = f"{source.site}:{source.path}"
-        site = self._site(source.site, subject)
-        link, deadline_s = self._link(source.site), self._link(source.site).deadline_s(length)
+        subject, deadline_s = f"{source.site}:{source.path}", self._link(source.site).deadline_s(length)
+        job.enter(Cause.LATENCY, self._clock.monotonic_s())
+        with self._sending(source.site, length) as link:
+            if race is not None:
+                race.sent.set()
+            try:
+                async with asyncio.timeout(deadline_s), contextlib.aclosing(self._body(source, at, length, link)) as body:
+                    await self._feed(body, subject, job, sink, race)
+            except TimeoutError as exc:
+                self._counters.stalls += 1
+                raise _FellSilent(subject, f"has not sent {length} bytes within {deadline_s:.0f} s") from exc
+
+    async def _feed(
+        self, body: AsyncIterator[Piece], subject: str, job: Job, sink: Sink, race: _Race | None
+    ) -> None:  # fmt: skip
+        first = True
+        async for piece in body:
+            if first:
+                first = False
+                job.enter(Cause.LINK, self._clock.monotonic_s())
+                if race is not None:
+                    race.win()
+            self._count(job.priority, len(piece))
+            if len(piece) > sink.left:
+                raise WrongAnswer(subject, "sent more bytes than it was asked for")
+            await sink.feed(piece)
+        if sink.left:
+            raise WrongAnswer(subject, f"sent {sink.left} bytes less than it was asked for")
+
+    @contextlib.contextmanager
+    def _sending(self, site: SiteName, length: int) -> Iterator[Link]:
+        """Yield the line's link, which hears that a request for `length` bytes is sent, and how it ends."""
+        link, sent_s = self._link(site), self._clock.monotonic_s()
         self._counters.fetches += 1
-        sent_s = self._clock.monotonic_s()
-        link.sent(sent_s, more_wait=self._turn(source.site).waiting > 0)
-        job.enter(Cause.LATENCY, sent_s)
-        if race is not None:
-            race.sent.set()
+        link.sent(sent_s, more_wait=self._turn(site).waiting > 0)
         try:
-            async with asyncio.timeout(deadline_s):
-                # Every site's read is an async generator: closing it closes the connection.
-                body = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, at, length))
-                async with contextlib.aclosing(body):
-                    await self._feed(body, subject, link, job, sink, race)
-        except TimeoutError as exc:
-            self._counters.stalls += 1
-            link.failed(self._clock.monotonic_s(), throttled=False, stalled=True)
-            raise Unavailable(subject, f"has not sent {length} bytes within {deadline_s:.0f} s") from exc
+            yield link
         except Unavailable as exc:
-            link.failed(self._clock.monotonic_s(), throttled=isinstance(exc, Throttled), stalled=isinstance(exc, _FellSilent))
+            now_s = self._clock.monotonic_s()
+            link.failed(now_s, throttled=isinstance(exc, Throttled), stalled=isinstance(exc, _FellSilent))
             raise
         except BaseException:
             link.cancelled()
@@ -391,28 +386,23 @@ class Requests:
         else:
             link.ended(length, sent_s=sent_s)
         finally:
-            self._turn(source.site).resize(link.window)
+            self._turn(site).resize(link.window)
 
-    async def _feed(
-        self, body: AsyncIterator[Piece], subject: str, link: Link, job: Job, sink: Sink, race: _Race | None
-    ) -> None:
-        began_s = self._clock.monotonic_s()
-        first = True
-        while (piece := await self._next_piece(body, subject)) is not None:
-            now_s = self._clock.monotonic_s()
-            if first:
-                first = False
-                link.first_byte(now_s - began_s)
-                job.enter(Cause.LINK, now_s)
-                if race is not None:
-                    race.win()
-            link.received(now_s, len(piece))
-            self._count(job.priority, len(piece))
-            if len(piece) > sink.left:
-                raise WrongAnswer(subject, "sent more bytes than it was asked for")
-            await sink.feed(piece)
-        if sink.left:
-            raise WrongAnswer(subject, f"sent {sink.left} bytes less than it was asked for")
+    async def _body(self, source: Identity, at: int, length: int, link: Link) -> AsyncGenerator[Piece, None]:
+        """Send a request and yield its body; the link hears of what comes."""
+        subject, sent_s = f"{source.site}:{source.path}", self._clock.monotonic_s()
+        site = self._site(source.site, subject)
+        # Every site's read is an async generator: closing it closes the connection.
+        read = cast(AsyncGenerator[Piece, None], site.read(source.path, source.version, at, length))
+        async with contextlib.aclosing(read) as body:
+            first = True
+            while (piece := await self._next_piece(body, subject)) is not None:
+                now_s = self._clock.monotonic_s()
+                if first:
+                    first = False
+                    link.first_byte(now_s - sent_s)
+                link.received(now_s, len(piece))
+                yield piece
 
     async def _next_piece(self, body: AsyncIterator[Piece], subject: str) -> Piece | None:
         """Return what comes next; None at the end. A connection that stays open and sends nothing has failed."""
