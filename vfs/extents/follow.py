@@ -32,9 +32,8 @@ _NEAR = 64
 _DECAY = 0.95
 _PRIOR = {Order.OFFSET: 0.04, Order.NAME: 0.03, Order.LAYER: 0.02, Order.PATTERN: 0.01}
 """Which order is believed as long as the reads fit several."""
-_PLANNED = {"dcp", "bytecheckpoint"}
 _PLANNED_PRIOR = 2.0
-"""Of the file's own order where readers follow a plan: the one that the saver has followed, unless the layout has changed."""
+"""Of the order of names in DCP files: torch sorts the names of what it loads (2.13, state_dict_loader.py), in one process."""
 
 
 class _Line(NamedTuple):
@@ -64,7 +63,7 @@ class Follow:
         self._scores: list[float] = []
         for order in Order:
             members, rank = patterns.sequence(order)
-            is_planned = order is Order.OFFSET and patterns.layout.format in _PLANNED
+            is_planned = order is Order.NAME and patterns.layout.format == "dcp"
             self._add(order, 1, members, rank, _PLANNED_PRIOR if is_planned else _PRIOR[order])
             self._add(order, -1, members, rank, _PRIOR[order] / 10)
         self._best = 0
