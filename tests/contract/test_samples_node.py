@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import ssl
 import subprocess
@@ -300,3 +301,11 @@ def test_operator_command_runs_what_a_node_runs(schedule: Scheduled, tmp_path: P
 def test_job_whose_name_leads_elsewhere_is_refused(service: Node, name: str) -> None:
     assert service.ask("PUT", nodewire.JOB.format(job=name), {"declaration": "jobs/run7.toml", "step": 0})[0] in (400, 404)
     assert service.ask("GET", nodewire.GROUP.format(job=name, step=0, rank=0))[0] in (400, 404)
+
+
+def test_node_leaves_no_core_and_shows_no_token(service: Node) -> None:
+    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text().split()
+    for pid in (str(service.process.pid), *children):
+        place = Path("/proc") / pid
+        assert re.search(r"Max core file size +0 ", (place / "limits").read_text())
+        assert TOKEN not in (place / "cmdline").read_text() + (place / "environ").read_text()

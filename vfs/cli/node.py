@@ -11,6 +11,7 @@ import click
 
 from vfs import config as configuration
 from vfs.errors import InvalidConfig
+from vfs.keeper.secrecy import forbid_core_dumps
 from vfs.logs import Damped
 
 
@@ -24,6 +25,7 @@ def node(config: str) -> None:
     loaded = configuration.load(config)
     if not loaded.node.address:
         raise InvalidConfig(f"{config}: node.address", "is missing", 'add [node] with address = "host:port"')
+    forbid_core_dumps()
     handler = logging.StreamHandler()
     handler.addFilter(Damped())
     level = os.environ.get("FOREMOUNT_LOG", "INFO")

@@ -23,6 +23,7 @@ from vfs.extents.directory import spill_directory
 from vfs.extents.fetch import Fetcher
 from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
+from vfs.keeper.secrecy import forbid_core_dumps
 from vfs.model import SiteName
 from vfs.namespace.mounts import build_mount_table
 from vfs.policy.inforce import open_store
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--socket", default="")
     parser.add_argument("--name", default=f"{socket.gethostname()}:{os.getpid()}")
     args = parser.parse_args()
+    forbid_core_dumps()
     logging.basicConfig(level=os.environ.get("FOREMOUNT_LOG", "INFO"), format="%(asctime)s %(levelname)s %(message)s")
     try:
         loaded = config.load(args.config)
