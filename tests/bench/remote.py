@@ -6,6 +6,7 @@ every reading; the second step is another checkpoint of the same layout, read th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -22,10 +23,12 @@ from typing import Any
 
 from tests.bench.checkpoint import write_checkpoint
 from tests.bench.measure import NotHere
-from tests.bench.peers import rclone_http
+from tests.bench.peers import rclone_http, s3fs
 from tests.bench.report import Outcome, Section
 from tests.lake import Lake, mounted, why_no_mount
+from tests.servers.far_line import far_line
 from tests.servers.lifecycle import Missing
+from tests.servers.seaweedfs import seaweedfs
 from tests.servers.wan_origin import WanOrigin, wan_origin
 
 RTT_MS = 100.0
@@ -186,11 +189,45 @@ def _measure_peers(base: Path, origin: WanOrigin, words: list[str], outcome: Out
         outcome.figures[f"{name}_time_vs_limit"] = seconds / limit
         crossed = stats["bytes"] / found["bytes"]
         rows.append([name, f"{seconds:.2f} s", f"{seconds / limit:.2f}", f"{crossed:.3f}", str(stats["requests"])])
+    origin.shape(listing="json")
+    say("s3fs, 1000 Mbit/s")
+    try:
+        seconds, crossed = _read_with_s3fs(base, words, expected["digest"], outcome)
+        outcome.figures["s3fs_time_vs_limit"] = seconds / limit
+        crossed /= expected["bytes"]
+        rows.append(["s3fs (SeaweedFS)", f"{seconds:.2f} s", f"{seconds / limit:.2f}", f"{crossed:.3f}", "not counted"])
+    except (Missing, NotHere) as exc:
+        outcome.skipped["s3fs"] = str(exc)
+    outcome.skipped["mountpoint-s3"] = "neither Debian nor PyPI has it"
     outcome.sections.append(
         Section("peers, 1000 Mbit/s, 100 ms", ["", "time", "time/limit", "crossed/wanted", "requests"], rows)
     )
-    outcome.skipped["s3fs"] = "speaks S3 alone, and the shaped origin is an HTTP server"
-    origin.shape(listing="json")
+
+
+def _read_with_s3fs(base: Path, words: list[str], digest: str, outcome: Outcome) -> tuple[float, int]:
+    """Return (seconds, bytes that crossed the line) of a reading through s3fs, from a real S3 server behind the same line.
+
+    Raises:
+        Missing: s3fs or the server is not installed.
+    """
+    server_directory = base / "s3"
+    server_directory.mkdir()
+    with seaweedfs(server_directory) as server:
+        store = server.filesystem()
+        for file in (base / "origin" / "step_1000").iterdir():
+            with file.open("rb") as source, store.open_output_stream(f"lake/step_1000/{file.name}") as target:
+                shutil.copyfileobj(source, target, 8 << 20)
+        with (
+            far_line(server.port, rtt_ms=RTT_MS, mbit=1000) as line,
+            s3fs(dataclasses.replace(server, port=line.port), "step_1000", base / "s3fs") as root,
+        ):
+            before = line.sent_bytes
+            found = read_tensors(root, words)
+            crossed = line.sent_bytes - before
+    shutil.rmtree(server_directory)
+    if found["digest"] != digest:
+        outcome.broken.append("s3fs: the tensors differ from the source")
+    return found["seconds"], crossed
 
 
 @contextmanager
