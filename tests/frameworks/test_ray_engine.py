@@ -1,4 +1,4 @@
-"""Operators in actors of a real Ray cluster of one node, which this test starts and ends."""
+"""Operators in actors of a real Ray cluster of one node: the engine, and a node service over it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ pytest.importorskip("ray", reason="the [ray] extra is not installed")
 pytest.importorskip("PIL", reason="the [media] extra is not installed")
 
 from tests import media
+from tests.lake import wait_until
+from tests.node import Node, Scheduled, node
 from tests.operators import made
 from tests.servers.lifecycle import free_port
 from vfs.errors import Unavailable
 from vfs.samples.engines.protocol import task_of
 from vfs.samples.engines.ray import RayEngine
+from vfs.samples.model import Form, Reason
 from vfs.samples.operators.registry import load_registry
 from vfs.samples.sandbox.messages import Settings
 from vfs.samples.sandbox.outcome import Made
@@ -90,3 +93,64 @@ async def test_actor_makes_the_bytes_of_a_plain_script_and_is_replaced_when_it_i
         assert isinstance(await engine.transform(task(), media.jpeg()), Made)
     finally:
         await engine.close()
+
+
+STEPS, SLOTS = 12, 4
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Scheduled:
+    found = Scheduled(tmp_path_factory.mktemp("lake"))
+    for step in range(STEPS):
+        for slot in range(SLOTS):
+            found.add(step, 0, slot, media.jpeg(step + slot))
+    found.write()
+    return found
+
+
+def with_ray(cluster: str) -> str:
+    """Return the part of `[node]` that has two actors of the cluster run the operators."""
+    return f'cpu = 0\nidle = false\nengine = "ray"\nray_address = "{cluster}"\nprocesses = 2'
+
+
+def workers() -> list[int]:
+    """Return the processes of actors that run now."""
+    said = subprocess.run(["pgrep", "-f", "^ray::Seat"], capture_output=True, text=True, check=False).stdout
+    return [int(pid) for pid in said.split()]
+
+
+def read(found: Node, schedule: Scheduled, steps: range) -> list[Reason | None]:
+    """Read steps as a job does; each sample comes once, transformed as a plain script does it, or raw. Return why raw."""
+    reasons = []
+    for step in steps:
+        found.tell(step - 1)
+        group = found.group(step, 0)
+        assert sorted(group) == list(range(SLOTS))
+        for slot, (envelope, body) in group.items():
+            (row,) = (each for each in schedule.rows if (each["step"], each["slot"]) == (step, slot))
+            raw = schedule.raw[step, 0, slot]
+            is_raw = envelope.form is Form.RAW
+            assert body == (raw if is_raw else made("image@1", raw, params=row["params"], seed=row["seed"])), (step, slot)
+            reasons.append(envelope.reason)
+    return reasons
+
+
+def test_node_service_over_ray_loses_workers_and_itself_and_no_sample(
+    cluster: str, schedule: Scheduled, tmp_path: Path
+) -> None:
+    with node(tmp_path, schedule.lake, with_ray(cluster)) as found:
+        assert read(found, schedule, range(1, 3)) == [None] * 2 * SLOTS
+        before = workers()
+        assert len(before) == 2
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        after = read(found, schedule, range(3, 6))
+        assert set(after) <= {None, Reason.NODE_LOST}
+        assert after.count(Reason.NODE_LOST) <= len(before), "each of them had one sample"
+        wait_until(lambda: len(set(workers()) - set(before)) == 2, "two other workers")
+        assert read(found, schedule, range(6, 8)) == [None] * 2 * SLOTS
+        found.tell(8)
+        found.process.kill()
+        found.process.wait()
+    with node(tmp_path, schedule.lake, with_ray(cluster)) as again:
+        assert read(again, schedule, range(8, STEPS)) == [None] * (STEPS - 8) * SLOTS

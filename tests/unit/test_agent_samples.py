@@ -343,6 +343,56 @@ async def test_bytes_that_are_replaced_before_they_are_read_are_not_kept_under_t
         assert agent.spool.group(("run", 0, 0)) is None
 
 
+class SlowSource:
+    """A source that gives a group's samples when `goes_on` is set."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.goes_on = asyncio.Event()
+        self.asked = asyncio.Event()
+        self._agent = agent
+
+    async def prepare(
+        self, run: JobRun, step: int, rank: int, samples: Sequence[Sample]
+    ) -> AsyncGenerator[list[Ready], None]:
+        self.asked.set()
+        await self.goes_on.wait()
+        for sample in samples:
+            body = b"made of %d" % sample.slot
+            ready = Ready(sample.slot, Form.TRANSFORMED, "npy", f"key{step}-{sample.slot}", len(body), "")
+            yield [self._agent.spool.keep((run.name, step, rank), ready, body)]
+
+    def tell(self, run: JobRun) -> None:
+        pass
+
+    async def forget(self, run: JobRun) -> None:
+        pass
+
+
+async def test_who_looks_up_the_first_sample_of_all_waits_for_it_where_the_job_says_so(agent: Agent) -> None:
+    declare(agent.base, webdataset(agent.base / "lake"), f'fallback = "wait"\ndeadline = "60s"\n{OPERATOR}')
+    agent.source = source = SlowSource(agent)
+    async with agent.serving() as worker:
+        looking = asyncio.ensure_future(worker.look("run/step_0000000/rank_0000/000001.npy"))
+        await source.asked.wait()
+        assert not looking.done()
+        source.goes_on.set()
+        node = await looking
+        assert node is not None
+        assert (node.form, await worker.content(node)) == (Form.TRANSFORMED, b"made of 1")
+
+
+async def test_who_waits_for_a_sample_gets_raw_bytes_at_the_deadline(agent: Agent) -> None:
+    schedule = webdataset(agent.base / "lake")
+    declare(agent.base, schedule, f'fallback = "wait"\ndeadline = "50ms"\n{OPERATOR}')
+    agent.source = SlowSource(agent)
+    async with agent.serving() as worker:
+        node = await worker.look("run/step_0000000/rank_0000/000001.npy")
+        assert node is not None
+        assert (node.form, await worker.content(node)) == (Form.RAW, schedule.slots[0, 0, 1])
+        assert json.loads(node.provenance)["why_raw"] == Reason.LATE
+        assert (await agent.run()).totals.waited_s >= 0.05
+
+
 class IdleEngine:
     """An engine that is asked for nothing."""
 

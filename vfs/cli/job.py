@@ -133,7 +133,7 @@ def _node_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
     rows = [("JOB", "NODE", "SENT", "HITS", "LEAD", "UNUSED", "CPU", "CPU UNUSED", "ABORTED", "RAW")]
     troubles = []
     for job in jobs:
-        for node, said in job["nodes"].items():
+        for node, said in job.get("nodes", {}).items():
             if "error" in said:
                 troubles.append(f"  ! {job['job']}: {said['error']}")
             elif said:
