@@ -129,6 +129,7 @@ async def bench(base: Path, mode: str | None = None) -> AsyncIterator[Bench]:
 
         class Beside:
             hold, release = staticmethod(holding.hold), staticmethod(holding.release)
+            is_here = staticmethod(holding.is_here)
 
             async def files(self, directory: LakePath) -> list[Entry]:
                 return [entry async for page in site.list(SitePath(directory)) for entry in page]

@@ -25,6 +25,10 @@ class FilesBeside:
         """Hold a version of a file until `release`."""
         return await self._holding.hold(path, version)
 
+    def is_here(self, path: LakePath, identity: Identity) -> bool:
+        """Return whether it would be read from a copy on this host."""
+        return self._holding.is_here(path, identity)
+
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`."""
         self._holding.release(key)

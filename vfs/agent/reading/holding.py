@@ -63,23 +63,30 @@ class Holding:
         Returns:
             The site's directory, the path below it, and the file's version there.
 
-        It counts as read whole: what the kernel reads from it, nobody else sees.
+        It is about to be opened, and counts as read whole: what the kernel reads from it, nobody else sees.
         """
+        copy = self._copy_here(path, identity)
+        if copy is None or self._published is None:
+            return None
+        self._fetcher.opened_here(copy, identity)
+        return self._published.directory(copy), copy.path, copy.version
+
+    def is_here(self, path: LakePath, identity: Identity) -> bool:
+        """Return whether whoever opens it would read it from such a copy: to fetch it ahead would be for nobody."""
+        return self._copy_here(path, identity) is not None
+
+    def _copy_here(self, path: LakePath, identity: Identity) -> Identity | None:
         if self._published is None or identity.version.size < PASSTHROUGH_BYTES_MIN:
             return None
-        point = self._mounts.find(path)
         copies = self._published.of(identity)
+        point = self._mounts.find(path) if copies else None
         local = {copy.identity.site: copy for copy in copies if not copy.ranges and self._published.directory(copy.identity)}
         if not local or point is None:
             return None
         remote = {copy.identity.site for copy in copies} | {replica.site for replica in point.replicas}
         order = self._rules.serving(path, identity.version.size).order
         first = served_here(order, identity.site, list(local), sorted(remote - local.keys()))
-        if not first:
-            return None
-        copy = local[first[0]].identity
-        self._fetcher.opened_here(copy, identity)
-        return self._published.directory(copy), copy.path, copy.version
+        return local[first[0]].identity if first else None
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`."""

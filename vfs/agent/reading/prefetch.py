@@ -91,6 +91,10 @@ class Beside(Protocol):
         """Hold a version of a file until `release`."""
         ...
 
+    def is_here(self, path: LakePath, identity: Identity) -> bool:
+        """Return whether it would be read from a copy on this host, and nothing need be fetched."""
+        ...
+
     def release(self, key: ObjectKey) -> None: ...
 
 
@@ -363,7 +367,7 @@ class Prefetcher:
         believed: Learned | None = None
         for each in self._ahead[key]:
             shard = self._readings.get(each)
-            if shard is None or shard.is_open:
+            if shard is None or shard.is_open or (self._beside and self._beside.is_here(shard.path, shard.identity)):
                 continue
             if shard.members is None:
                 return  # its layout is on its way
