@@ -52,6 +52,8 @@ prefix = "/"
 site = "origin"
 [cache]
 directory = "{base}/cache"
+[limits]
+listing_ttl = "0s"
 [foresight]
 tokens = "TOKENS"
 """

@@ -56,13 +56,15 @@ _URGENT = 1.0
 _SETTLED = (Phase.PUBLISHED, Phase.REFUSED)
 
 
-class _Known(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of a replica."""
+class _Known(msgspec.Struct, kw_only=True, gc=False):
+    """What is remembered of a replica: of its record, these fields alone are decoded."""
 
+    id: ReplicaId
     hint: HintId
     site: SiteName
     mechanism: Mechanism
-    bytes: int
+    phase: Phase
+    bytes: int = 0
 
 
 class Controller:
@@ -202,7 +204,7 @@ class _Lead:
                 self._hint_changed(keys.decode(item.value, Hint))
         async for page in pages(self._store, keys.REPLICAS):
             for item in page.items:
-                self._replica_changed(keys.decode(item.value, ReplicaRecord))
+                self._replica_changed(keys.decode(item.value, _Known))
         assert revision is not None
         self._new_hints = [(hint.id in self._of, number, hint) for _, number, hint in self._new_hints]
         heapq.heapify(self._new_hints)
@@ -247,7 +249,7 @@ class _Lead:
             case "hints":
                 await self._hint_gone(HintId(rest))
             case "replicas" if change.value is not None:
-                self._replica_changed(keys.decode(change.value, ReplicaRecord))
+                self._replica_changed(keys.decode(change.value, _Known))
             case "replicas":
                 self._forget(ReplicaId(rest))
             case "checkpoints" | "files":
@@ -285,19 +287,19 @@ class _Lead:
             self._stop(replica)
         await self._intake.hint_ended(hint.job, name)
 
-    def _replica_changed(self, record: ReplicaRecord) -> None:
-        known = self._replicas.get(record.id)
-        self._count(known, -1)
-        wanted_by = self._hints.get(record.hint)
-        name = wanted_by.id if wanted_by is not None else record.hint  # one string for all copies of a hint
-        now = _Known(name, SiteName(sys.intern(record.site)), record.mechanism, record.bytes)
-        self._replicas[record.id] = now
+    def _replica_changed(self, now: _Known) -> None:
+        before = self._replicas.get(now.id)
+        hint = self._hints.get(now.hint)
+        if hint is not None:
+            now.hint = hint.id  # one string for all copies of a hint, and of a site
+        now.site = SiteName(sys.intern(now.site))
+        self._replicas[now.id] = now
+        self._count(before, -1)
         self._count(now, 1)
-        if known is None:
-            self._of[name] = (*self._of.get(name, ()), record.id)
-        settled = record.phase in _SETTLED and wanted_by is not None
-        if known is None and not settled:
-            self._look(record.id)
+        if before is None:
+            self._of[now.hint] = (*self._of.get(now.hint, ()), now.id)
+            if hint is None or now.phase not in _SETTLED:
+                self._look(now.id)
 
     def _forget(self, replica: ReplicaId) -> None:
         known = self._replicas.pop(replica, None)
