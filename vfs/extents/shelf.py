@@ -243,7 +243,7 @@ class Shelf:
     def _give_way(self, *, names_held: bool = False) -> int:
         """Let the next victim go; returns the bytes that it took, at least 1 for a victim, 0 if there was none.
 
-        What an earlier run left goes before what is being written: while it is counted, the next of it is waited for (1 then).
+        What an earlier run left goes before what is being written: while it is counted, its next is waited for (1 then).
         """
         with self.lock:
             victim = self.books.victim()

@@ -254,7 +254,7 @@ class Reconciler:
     def _fitting(
         self, record: ReplicaRecord, files: Iterable[ManifestFile], under_way: int
     ) -> tuple[list[ManifestFile], str]:
-        """Return the first of the files, as many as there is room for beside bytes that are under way, and what limits them."""
+        """Return the first of the files, as many as there is room for beside what is under way, and what limits them."""
         left, limit = self._room(record)
         fit, size = [], under_way
         for file in files:
