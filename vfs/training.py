@@ -28,6 +28,7 @@ from vfs.config import is_plain_elsewhere
 from vfs.errors import ForemountError, InvalidConfig, Unavailable
 from vfs.foresight.model import (
     Anomaly,
+    CheckpointDeleted,
     EvaluationCancelled,
     EvaluationResult,
     EvaluationScheduled,
@@ -131,6 +132,10 @@ class Training:
         self.tell(
             HotFiles(path=LakePath(path), site=SiteName(site), ranges=tuple(files), starts_in_s=starts_in_s, ttl_s=ttl_s)
         )
+
+    def checkpoint_deleted(self, path: str) -> None:
+        """A checkpoint was deleted at its origin: its copies go now, and not only when the controller finds it gone."""
+        self.tell(CheckpointDeleted(path=LakePath(path)))
 
     def hint_cancelled(self, hint: str, why: str = "") -> None:
         """Somebody takes a hint back, and its copies with it."""

@@ -14,6 +14,7 @@ import pytest
 from vfs import config
 from vfs.errors import Denied, DirectoryNotEmpty, InvalidConfig, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.layout import BLOCK, data_path
+from vfs.foresight import bearing
 from vfs.foresight.replicaserver import ReplicaServer, Tokens, serving
 from vfs.model import SiteName, SitePath
 from vfs.sites.http import HttpSite
@@ -194,3 +195,17 @@ async def test_all_answers_share_the_rate(tmp_path: Path) -> None:
         taken_s = asyncio.get_running_loop().time() - begun
         assert bodies == [BODY, BODY]
         assert taken_s > 0.19, "the second waits for what of the first did not pass at once: 0.25 s less 0.05 s"
+
+
+async def test_a_server_measures_how_many_readers_a_copy_bears_and_says_so(tmp_path: Path) -> None:
+    async with node(tmp_path, rate=1 << 20) as found:
+        assert bearing.read(await found.site.readers_borne()) is None
+        await found.put(PATH, BODY)
+        for count in (1, 8):
+            for _ in range(3):
+                await asyncio.gather(*(found.read(PATH, 0, 3 * BLOCK) for _ in range(count)))
+        measured = bearing.read(await found.site.readers_borne())
+        assert measured is not None
+        assert measured.is_limit
+        assert 1 <= measured.readers < 8, "eight share what one alone may have"
+        assert found.server.facts()["bears"] == bearing.written(measured)

@@ -1,4 +1,7 @@
-"""Two sites, two mounts, one controller: a checkpoint that is saved at one is there at the other before it is asked for."""
+"""Two sites, two mounts, one controller: a checkpoint that is saved at one is there at the other before it is asked for.
+
+The controller's clock is an hour ahead of those of the mounts: that must make no difference.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until
 from tests.marks import MOUNT
 from tests.servers.lifecycle import free_port, running
 from tests.servers.nginx import Nginx
+from tests.servers.skewed import environ
 from vfs.cli.client import AdminClient
 from vfs.errors import ForemountError
 from vfs.training import Training
@@ -109,7 +113,7 @@ def world(nginx: Nginx) -> Iterator[World]:
         own = sites.replace("WRITABLE", "false").replace("{base}", str(bases[2]))
         config.write_text(own + f'address = "127.0.0.1:{port}"\nstore = "{bases[2]}/store"\n')
         argv = [sys.executable, "-m", "vfs.cli", "controller", "--config", str(config)]
-        stack.enter_context(running(argv, bases[2] / "controller.log"))
+        stack.enter_context(running(argv, bases[2] / "controller.log", env=environ(bases[2] / "clock", 3600)))
         url = f"http://127.0.0.1:{port}"
         asks = f'controllers = ["{url}"]\n'
         training = stack.enter_context(mounted(sites.replace("WRITABLE", "true") + asks, bases[0]))

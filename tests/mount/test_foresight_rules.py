@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ writable = true
 [cache]
 directory = "{base}/cache"
 [foresight]
+tokens = "{base}/tokens"
 """
 RULE = '[[rules]]\nname = "test"\nmatch = {{ path = "ckpt/**" }}\nset = {{ {} }}\n'
 BODY = random.Random(5).randbytes(300_000)
@@ -106,6 +108,8 @@ def running(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     (nginx.root / "rules").mkdir()
     (base / "eval").mkdir()
     (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
+    (base / "tokens").write_text("lake 0123456789abcdef0123\n")
+    (base / "tokens").chmod(0o600)
     with mounted(CONFIG.replace("URL", f"{nginx.url}/dav/rules/"), base) as lake:
         told = Training("run7", [lake.run_dir.foresight_socket])
         yield World(lake, told, base / "eval/copies", iter(range(100, 10_000, 100)))
@@ -178,3 +182,21 @@ def test_copy_that_may_be_kept_for_some_seconds_goes_by_itself(world: World) -> 
     path = world.save()
     wait_until(lambda: world.copy(path)["reason"] == "it has lived as long as it may", "the end of its life")
     assert (world.lake.root / path / "0.bin").read_bytes() == BODY
+
+
+def test_copies_of_a_checkpoint_that_is_deleted_go_too_with_proof(world: World) -> None:
+    path = world.save(300_000, 1000)
+    found = world.reaches(path, "published")
+    shutil.rmtree(world.lake.root / path)
+    wait_until(lambda: not world.copy(path)["phase"], "no copy")
+    assert not [each for each in (world.copies.parent / found["root"]).rglob("*") if each.is_file()]
+    proofs = {each["deletion"]["replica"]: each for each in world.told.ask("/v1/deletions")}
+    proof = proofs[found["id"]]
+    deletion = proof["deletion"]
+    assert (deletion["path"], deletion["site"], deletion["save_id"]) == (path, "eval", found["save_id"])
+    assert (deletion["files"], deletion["gone"], deletion["bytes"], proof["signed_by"]) == (3, 3, 301_000, "lake")
+    said = world.lake.command("copies", "--deleted", "--mountpoint", str(world.lake.root)).stdout
+    (line,) = [line for line in said.splitlines() if line.startswith(found["id"])]
+    assert "lake" in line and path in line
+    shown = world.told.ask("/v1/ledger")["entries"]
+    assert [each["outcome"] for each in shown if each["path"] == path] == ["withdrawn"]

@@ -17,9 +17,11 @@ import pytest
 from tests.lake import wait_until
 from tests.servers.etcd import EtcdServer
 from tests.servers.lifecycle import end, free_port, running
+from tests.servers.skewed import environ
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.errors import Denied, ForemountError
 from vfs.foresight.model import Committed, FileClosed
+from vfs.foresight.predictor import TTL_S
 from vfs.model import LakePath, SitePath, Version
 from vfs.training import Training
 
@@ -58,13 +60,15 @@ class Controllers:
         (base / "tokens").chmod(0o600)
         self._stack = contextlib.ExitStack()
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, ahead_s: int = 0) -> None:
+        """Start a controller whose clock is ahead by so much."""
         port = free_port()
         self.ports.append(port)
         config = self.base / f"{name}.toml"
         config.write_text(CONFIG.format(base=self.base, store=self.store, port=port))
         argv = [sys.executable, "-m", "vfs.foresight.controller", "--config", str(config), "--name", name]
-        self.processes[name] = self._stack.enter_context(running(argv, self.base / f"{name}.log"))
+        env = environ(self.base / f"clock-{name}", ahead_s) if ahead_s else None
+        self.processes[name] = self._stack.enter_context(running(argv, self.base / f"{name}.log", env=env))
 
     def training(self, tokens: str = "") -> Training:
         urls = [f"http://127.0.0.1:{port}" for port in self.ports]
@@ -173,6 +177,37 @@ def test_another_controller_goes_on_where_the_leader_was_killed(controllers: Con
     ledger = controllers.training().ask("/v1/ledger")
     (entry,) = ledger["entries"]
     assert (entry["outcome"], entry["bytes_prepared"]) == ("hit", 2_000_000), "nothing was lost or counted twice"
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+@pytest.mark.parametrize("ahead_s", [3600, -3600], ids=["the second is an hour ahead", "the second is an hour behind"])
+@pytest.mark.parametrize("controllers", ["etcd"], indirect=True)
+def test_controllers_whose_clocks_are_an_hour_apart_end_nothing_early_and_nothing_late(
+    controllers: Controllers, ahead_s: int
+) -> None:
+    controllers.start("one")
+    controllers.leader()
+    told = controllers.training()
+    told.evaluation_scheduled("mmlu", 1000, "eval")
+    told.save_begun(1000, "ckpt/run7/step_1000")
+    files = controllers.write_checkpoint(1000, 3)
+    told.tell(Committed(step=1000, path=LakePath("ckpt/run7/step_1000"), save_id="s1", marker="2.bin", files=files))
+    state = wait_until(lambda: (found := controllers.state()) and published(found) and found, "a published copy")
+    (replica,) = state["replicas"]
+    assert replica["expires_in_s"] == TTL_S
+    controllers.start("two", ahead_s)
+    controllers.kill("one")
+    assert controllers.leader(other_than="one") == "two"
+    again = controllers.training()
+    again.evaluation_started("mmlu", 1000, "eval")
+    again.evaluation_scheduled("mmlu-2", 2000, "eval")
+    again.save_begun(2000, "ckpt/run7/step_2000")
+    hints = wait_until(lambda: len(found := controllers.state()["hints"]) == 2 and found, "a hint for the next step")
+    assert [hint["ttl_s"] for hint in hints] == [TTL_S, TTL_S], "an hour between two clocks is no time to expect"
+    assert published(controllers.state()) == ["ckpt/run7/step_1000"]
+    again.evaluation_result("mmlu", 1000, "eval")
+    wait_until(lambda: not published(controllers.state()), "the copy dropped after the result")
 
 
 def _tells(line: Training, what: Any) -> bool:

@@ -241,6 +241,13 @@ def test_time_to_live_follows_what_was_observed() -> None:
     assert after([*CYCLE, save(4000)])[1].made[0].ttl_s == 3 * 3600.0, "three times the hour it took so far"
 
 
+def test_time_that_two_controllers_measured_says_nothing() -> None:
+    job = predict(JobState(job=JOB), schedule(1000), 0, by="one").job
+    job = predict(job, save(1000), 0, by="one").job
+    assert predict(job, start(1000), HOUR_NS, by="one").job.past[-1].lead_s == 3600.0
+    assert predict(job, start(1000), HOUR_NS, by="two").job.past[-1].lead_s == 0.0
+
+
 @pytest.mark.parametrize(
     ("outcomes", "window"),
     [

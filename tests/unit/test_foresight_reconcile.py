@@ -135,14 +135,16 @@ class Destination:
     async def check(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> list[str]:
         return [copy.path for copy in copies if self.bytes.get(copy.at) != copy.version]
 
-    async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> None:
+    async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> int:
         self.on_drop(replica)
-        for at in [at for at in self.bytes if at.startswith(replica.root + "/")]:
+        there = [at for at in self.bytes if at.startswith(replica.root + "/")]
+        for at in there:
 
             async def leave(at: SitePath = at) -> None:
                 self.bytes.pop(at, None)
 
             await self._fuse.through(leave)
+        return len(there)
 
     async def whole(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> Origin:
         there = [self.origin.get(copy.origin_at) == copy.origin for copy in copies]

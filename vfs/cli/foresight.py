@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -134,9 +135,11 @@ def whole_state(line: Training) -> dict[str, Any]:
 @click.option("--cancel", metavar="HINT", help="Take a hint back; its copies go.")
 @click.option("--off", type=click.Choice([each.value for each in Mechanism]), help="Switch a mechanism off.")
 @click.option("--on", type=click.Choice([each.value for each in Mechanism]), help="Switch it on again.")
+@click.option("--deleted", is_flag=True, help="List the copies that were removed, with the proof, newest first.")
 @_reached
 @output.json_option
 def copies(
+    deleted: bool,
     cancel: str | None,
     off: str | None,
     on: str | None,
@@ -148,6 +151,9 @@ def copies(
     for mechanism, wanted in ((off, False), (on, True)):
         if mechanism is not None:
             line.order("/v1/switches", {"mechanism": mechanism, "on": wanted})
+    if deleted:
+        _show_deleted(line.ask("/v1/deletions"), as_json=as_json)
+        return
     state = whole_state(line)
     if cancel is not None:
         job = next((hint["job"] for hint in state["hints"] if hint["id"] == cancel), None)
@@ -175,7 +181,23 @@ def copies(
     click.echo(
         f"controller {state['name']}, leader {state['leader'] or 'none'}, switched off: {' '.join(state['off']) or '-'}"
     )
+    if state["bears"]:
+        click.echo("readers that a copy bears, measured: " + ", ".join(f"{site} {n}" for site, n in state["bears"].items()))
     click.echo("\n".join(output.columns(rows, indent="")) if len(rows) > 1 else "no copies")
+
+
+def _show_deleted(proofs: Any, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(proofs)
+        return
+    rows = [("COPY", "DELETED", "SITE", "FILES", "SIZE", "FOUND GONE", "SIGNED BY", "PATH")]
+    for proof in proofs:
+        each = proof["deletion"]
+        when = datetime.fromtimestamp(each["deleted_ns"] / 1e9, UTC).isoformat(sep=" ", timespec="seconds")
+        counts = str(each["files"]), format_size(each["bytes"]), str(each["gone"])
+        about = f"/{each['path']}  {each['why']}"
+        rows.append((each["replica"], when, each["site"], *counts, proof["signed_by"] or "nobody", about))
+    click.echo("\n".join(output.columns(rows, indent="")) if len(rows) > 1 else "no copy was removed")
 
 
 @click.command()

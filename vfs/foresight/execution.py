@@ -35,11 +35,14 @@ class Executor(Protocol):
         """Return the paths of those that are not at the destination as they were reported, cheaply (by version)."""
         ...
 
-    async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> None:
+    async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> int:
         """Remove all that lies below the replica's root, which belongs to it alone, and never anything outside of it.
 
         Args:
             copies: that were reported; what a copy that was broken off has left may lie beside them.
+
+        Returns:
+            How many files were removed, and then asked for and not found.
 
         Raises:
             ForemountError: something may be left; to be called again.

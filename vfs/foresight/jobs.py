@@ -20,13 +20,14 @@ SOURCES_MAX = 1024
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint that the job began to write. `save_id` is "" until it is committed."""
+    """A checkpoint that the job began to write. `save_id` is "" until it is committed; `by` is whose clock the times are of."""
 
     step: int
     path: LakePath
     begun_ns: int
     committed_ns: int = 0
     save_id: str = ""
+    by: str = ""
 
 
 class Expected(msgspec.Struct, frozen=True, array_like=True):

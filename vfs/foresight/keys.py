@@ -15,6 +15,8 @@ Pure: no I/O, no clock.
     ledger/JOB/ID                 LedgerEntry
     switches/MECHANISM            Switch
     spent/MECHANISM/ID            bytes that were copied; ends with a lease of an hour
+    bears/SITE                    Bearing
+    deleted/ID/TIME               Deletion; ends with a lease
     leader                        name of the controller that leads; ends with its lease
 """
 
@@ -32,7 +34,7 @@ from vfs.model import LakePath
 
 JOBS, INBOX, HINTS, REPLICAS, LEDGER, SWITCHES = "jobs/", "inbox/", "hints/", "replicas/", "ledger/", "switches/"
 LEADER = "leader"
-SPENT = "spent/"
+SPENT, DELETED, BEARS = "spent/", "deleted/", "bears/"
 OPEN = "open/"
 
 _encoder = msgspec.msgpack.Encoder()
@@ -70,7 +72,7 @@ def inbox_key(job: JobName, source: str, seq: int, event: str) -> str:
     """Return the key of an event: those of one source are in the order of their numbers.
 
     Args:
-        seq: of one without a number, the time in ns: it is taken in after those that came before.
+        seq: of one without a number, the time in ns by the clock of its source: two controllers have two clocks.
     """
     return f"{INBOX}{_part(job)}/{_part(source)}/{seq:020d}/{_part(event)}"
 
@@ -117,6 +119,10 @@ def switch_key(mechanism: Mechanism) -> str:
 
 def spent_prefix(mechanism: Mechanism) -> str:
     return f"{SPENT}{mechanism}/"
+
+
+def deleted_key(replica: ReplicaId, now_ns: int) -> str:
+    return f"{DELETED}{replica}/{now_ns}"
 
 
 def _part(name: str) -> str:

@@ -245,6 +245,12 @@ class HintCancelled(msgspec.Struct, frozen=True, kw_only=True, tag="hint_cancell
     why: str = ""
 
 
+class CheckpointDeleted(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_deleted"):
+    """A checkpoint, or a directory of several, was deleted at its origin: its copies have to follow."""
+
+    path: LakePath
+
+
 class ReplicaReads(msgspec.Struct, frozen=True, kw_only=True, tag="replica_reads"):
     """What a mount read from a replica since it said so last.
 
@@ -274,6 +280,7 @@ Happening = (
     | Anomaly
     | HotFiles
     | HintCancelled
+    | CheckpointDeleted
     | ReplicaReads
 )
 
@@ -285,7 +292,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         id: unique; an event that comes again under its id changes nothing.
         source: who counts `seq`: "trainer", or the name of a mount.
         seq: counts up by one within (job, source) from 1; 0: in no order with others.
-        at_ns: the sender's clock, shown and never compared.
+        at_ns: the sender's clock: orders what this source says without a number, and is compared with nobody else's.
     """
 
     id: str
@@ -452,6 +459,35 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     labels: Labels | None = None
     begun_ns: int = 0
     committed_ns: int = 0
+
+
+class Deletion(msgspec.Struct, frozen=True, kw_only=True):
+    """That a copy was removed, for whoever has to prove it.
+
+    Attributes:
+        files, bytes, digest: what it consisted of; the digest is of the paths at the site and the files' digests.
+        gone: files that were removed and then asked for and not found, what a copy that was broken off had left among them.
+        by: the controller.
+        signature: by the first secret of the controller, over all of the above; "" where it has none.
+    """
+
+    replica: ReplicaId
+    hint: HintId
+    job: JobName
+    mechanism: Mechanism
+    path: LakePath
+    site: SiteName
+    root: SitePath
+    save_id: str
+    files: int
+    bytes: int
+    digest: str
+    gone: int
+    why: str
+    made_ns: int
+    deleted_ns: int
+    by: str
+    signature: str = ""
 
 
 # --- the ledger ------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from vfs.foresight.gate import OFF_BELOW, Window, window_of
 from vfs.foresight.jobs import EXPECTED_MAX, PAST_MAX, Expected, JobState, Past, Save, with_hint, with_save, without_hint
 from vfs.foresight.model import (
     Anomaly,
+    CheckpointDeleted,
     Committed,
     EvaluationCancelled,
     EvaluationResult,
@@ -90,7 +91,8 @@ class Prediction(msgspec.Struct, frozen=True):
 class _Draft:
     """A prediction that is being put together."""
 
-    def __init__(self, job: JobState, now_ns: int, stop_below: StopBelow) -> None:
+    def __init__(self, job: JobState, now_ns: int, stop_below: StopBelow, by: str) -> None:
+        self.by = by
         self.job = job
         self.now_ns = now_ns
         self.stop_below = stop_below
@@ -136,15 +138,20 @@ StopBelow = Callable[[Mechanism, LakePath], float]
 
 
 def predict(
-    job: JobState, what: Happening, now_ns: int, stop_below: StopBelow = lambda mechanism, path: OFF_BELOW
+    job: JobState,
+    what: Happening,
+    now_ns: int,
+    stop_below: StopBelow = lambda mechanism, path: OFF_BELOW,
+    by: str = "",
 ) -> Prediction:
     """Return what follows from an event.
 
     Args:
         now_ns: of this controller's clock.
+        by: its name: times of another one are measured by another clock.
         stop_below: hit rate below which a mechanism's own predictions for a path bring no copies.
     """
-    draft = _Draft(job, now_ns, stop_below)
+    draft = _Draft(job, now_ns, stop_below, by)
     match what:
         case JobSubmitted():
             _submitted(draft, what)
@@ -170,6 +177,9 @@ def predict(
             _hot(draft, what)
         case HintCancelled(hint=hint, why=why):
             draft.withdraw((each for each in draft.job.hints if each.id == hint), why or "somebody took it back")
+        case CheckpointDeleted(path=path):
+            of_it = (each for each in draft.job.hints if each.path == path or each.path.startswith(f"{path}/"))
+            draft.withdraw(of_it, "its origin was deleted")
         case FileClosed() | ReplicaReads():
             pass
     return draft.result()
@@ -250,7 +260,7 @@ def _is_for_start(hint: Hint) -> bool:
 
 
 def _saving(draft: _Draft, step: int, path: LakePath) -> None:
-    draft.job = with_save(draft.job, Save(step, path, draft.now_ns))
+    draft.job = with_save(draft.job, Save(step, path, draft.now_ns, by=draft.by))
     moved = (hint for hint in draft.job.hints if hint.step == step and hint.path != path)
     draft.withdraw(moved, f"step {step} is saved at {path}")
     for expected in draft.job.expected:
@@ -279,7 +289,7 @@ def _committed(draft: _Draft, step: int, path: LakePath, save_id: str) -> None:
         known = draft.job.save_of(step)
         if known is None:  # older than all that are remembered
             return
-    draft.job = with_save(draft.job, Save(step, path, known.begun_ns, draft.now_ns, save_id))
+    draft.job = with_save(draft.job, Save(step, path, known.begun_ns, draft.now_ns, save_id, known.by))
 
 
 def _scheduled(draft: _Draft, what: EvaluationScheduled) -> None:
@@ -299,7 +309,7 @@ def _scheduled(draft: _Draft, what: EvaluationScheduled) -> None:
 def _started(draft: _Draft, what: EvaluationStarted) -> None:
     job = draft.job
     save = job.save_of(what.step)
-    lead_s = max(0.0, (draft.now_ns - save.begun_ns) / 1e9) if save is not None else 0.0
+    lead_s = max(0.0, (draft.now_ns - save.begun_ns) / 1e9) if save is not None and save.by == draft.by else 0.0
     others = tuple(each for each in job.expected if each.evaluation != what.evaluation)
     expected = Expected(what.evaluation, what.step, what.site, what.path, started=True)
     past = (

@@ -40,7 +40,9 @@ from vfs.extents.fair import BURST_S, TokenBucket
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.reader import CachedObject, scratch_bytes
 from vfs.extents.store import Store
+from vfs.foresight import bearing
 from vfs.model import ObjectKey, SiteName, SitePath, Version, can_posix_carry
+from vfs.sites.http import READERS_HEADER
 from vfs.tls import Server, files_of
 
 log = logging.getLogger(__name__)
@@ -131,6 +133,7 @@ class ReplicaServer:
         self._store = store
         self._tokens = tokens
         self._throttle = Throttle(rate)
+        self._loads = bearing.Loads()
         self._names: dict[str, tuple[ObjectKey, Version]] = {}
         self._pool = ThreadPoolExecutor(THREADS, "replicas")
         self._take_stock()
@@ -181,7 +184,10 @@ class ReplicaServer:
     async def get(self, request: web.Request) -> web.StreamResponse:
         path = request.match_info["path"]
         if not path or path.endswith("/"):
-            return self._list(path.strip("/"))
+            listing = self._list(path.strip("/"))
+            if (measured := self._loads.bearing()) is not None:
+                listing.headers[READERS_HEADER] = bearing.written(measured)
+            return listing
         known = self._names.get(path)
         if known is None:
             is_directory = any(name.startswith(path + "/") for name in self._names)
@@ -216,6 +222,7 @@ class ReplicaServer:
         counters.reads += 1
         counters.readers += 1
         counters.readers_max = max(counters.readers_max, counters.readers)
+        self._loads.changed(counters.readers, time.monotonic())
         cached = await self._call(CachedObject.open, self._store.root, key)
         try:
             while start < end:
@@ -227,6 +234,7 @@ class ReplicaServer:
                 await response.write(bytes(piece))
                 start += count
                 counters.read_bytes += count
+                self._loads.sent(count)
         except Corrupt as exc:
             log.error("%s is removed: %s", path, exc)  # noqa: TRY400  # the sentence says it all
             counters.broken += 1
@@ -236,6 +244,7 @@ class ReplicaServer:
             log.debug("who read %s has gone", path)
         finally:
             counters.readers -= 1
+            self._loads.changed(counters.readers, time.monotonic())
             await self._call(cached.close)
 
     def _list(self, directory: str) -> web.Response:
@@ -313,7 +322,9 @@ class ReplicaServer:
         """Return what it holds and did, for status and metrics."""
         totals = self._store.totals()
         counted = {name: getattr(self.counters, name) for name in Counters.__slots__}
-        return {"objects": len(self._names), "used": totals.used, "size": totals.cap, **counted}
+        measured = self._loads.bearing()
+        bears = bearing.written(measured) if measured is not None else "not measured yet"
+        return {"objects": len(self._names), "used": totals.used, "size": totals.cap, "bears": bears, **counted}
 
 
 class _Short(Exception):  # a signal inside this module, not an error

@@ -74,6 +74,9 @@ class Row(msgspec.Struct):
     etag: str = ""
 
 
+READERS_HEADER = "Foremount-Readers"
+
+
 class HttpSite:
     """Serves what lies below `url`.
 
@@ -132,6 +135,11 @@ class HttpSite:
             pages = self._json_pages if response.content_type == "application/json" else self._html_pages
             async for page in pages(response, path, names):
                 yield page
+
+    async def readers_borne(self) -> str:
+        """Return how many readers the server says that its copies bear (`vfs/foresight/bearing.py`), "" where it does not."""
+        async with self.answer("GET", SitePath(""), pool="listings", slash=True) as response:
+            return "" if response is None else response.headers.get(READERS_HEADER, "")
 
     async def read(self, path: SitePath, version: Version, offset: int, length: int) -> AsyncIterator[Piece]:
         subject = self._subject(path)

@@ -152,6 +152,15 @@ class SiteWriter(Protocol):
 
 
 @runtime_checkable
+class Measures(Protocol):
+    """A store that measures how many readers a copy there bears at a time."""
+
+    async def readers_borne(self) -> str:
+        """Return it as `vfs/foresight/bearing.py` writes it, "" while nothing is known."""
+        ...
+
+
+@runtime_checkable
 class Multiplies(Protocol):
     """A store that keeps copies of its objects by itself, as many as it is told."""
 

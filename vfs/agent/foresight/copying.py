@@ -152,12 +152,12 @@ class Copier:
         found = await asyncio.gather(*map(is_there, copies))
         return [copy.path for copy, there in zip(copies, found, strict=True) if not there]
 
-    async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> None:
+    async def drop(self, replica: ReplicaRecord, copies: Sequence[FileCopy]) -> int:
         """Remove all below a copy's root, recorded or left by a copy that was broken off; see `Executor.drop`."""
         site = self._site(replica.site)
         if replica.site == self._origin(replica) and isinstance(site, Multiplies):
             await reduce(site, replica, copies)
-            return
+            return 0
         writer = self._writer(replica.site)
         left = [at async for at in _files_below(site, replica.root)]
         inside = sorted({*left, *(copy.at for copy in copies if copy.at.startswith(replica.root + "/"))})
@@ -170,6 +170,7 @@ class Copier:
         for directory in sorted(directories, key=len, reverse=True):
             with contextlib.suppress(ForemountError):  # what another try has left lies in it
                 await writer.remove(SitePath(directory), directory=True)
+        return len(inside)
 
     def _check_rules(self, replica: ReplicaRecord) -> None:
         """Refuse what governance forbids; it was asked before, but the duties may be others by now."""

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from vfs import config
+from vfs.agent.foresight.bearings import Bearings
 from vfs.agent.foresight.benefit import TELL_S, Benefit
 from vfs.agent.foresight.copying import Copier
 from vfs.agent.foresight.governed import Governed, stated_duties
@@ -100,6 +101,7 @@ async def controlling(
         stack.push_async_callback(store.close)
         writers = await _writers(loaded, sites, stack)
         facts = site_facts(loaded)
+        bearings = Bearings(store, sites, facts, clock)
         governed = Governed(PathRules(InForce(documents), mounts), documents, facts)
         executor: Executor = Copier(
             mounts,
@@ -118,10 +120,11 @@ async def controlling(
                 return []
             kept = await store.get(keys.checkpoint_key(hint.path))
             known: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
+            now = await bearings.facts() if hint.mechanism is Mechanism.HOT_FILES else facts
             if hint.world_size:
                 if known is None or not known.save_id:
                     return []
-                home = facts.get(point.site, SiteFacts())
+                home = now.get(point.site, SiteFacts())
                 there = COPIES_ANYWAY if home.multiplies else 1
                 hot = await hot_of(hint, store, point.site, fetcher.read, bears=home.readers, copies=there)
                 if not hot:
@@ -131,13 +134,16 @@ async def controlling(
             whole = known.bytes if known is not None else 0
             size = whole if any(not each.length for each in hint.hot) else sum(each.length for each in hint.hot) or whole
             rules = governed.rules(hint.mechanism, hint.path)
-            return places(hint, labels, rules, origin=point.site, sites=facts, bytes_needed=size, used=controller.used)
+            return places(hint, labels, rules, origin=point.site, sites=now, bytes_needed=size, used=controller.used)
 
         async def origin_of(replica: ReplicaRecord, copies: Sequence[FileCopy]) -> Origin:
             point = mounts.find(replica.path)
             return Origin.UNKNOWN if point is None else await what_is_left(sites[point.site], copies)
 
-        controller = Controller(store, executor, clock, name=name, places=places_of, origin=origin_of, oversight=governed)
+        secrets = api.read_secrets(loaded.foresight.tokens) if loaded.foresight.tokens else {}
+        controller = Controller(
+            store, executor, clock, name=name, places=places_of, origin=origin_of, oversight=governed, secrets=secrets
+        )
         boards = Boards(store, clock, {site: each.rack for site, each in facts.items()})
         line = Direct(store, clock, boards.board)
         following = asyncio.ensure_future(boards.follow())

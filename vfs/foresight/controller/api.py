@@ -6,6 +6,7 @@
     GET  /v1/state      hints and copies, the first thousand of each, switches, who leads; hints_after=ID and
                         replicas_after=ID: those that follow
     GET  /v1/board      what people look at: evaluations on a time line, copies by rack, who reads from them
+    GET  /v1/deletions  copies that were removed, newest first: what, when, why, found gone, who signs for it
     GET  /v1/ledger     accounts of jobs and mechanisms, and the lines they are made of
     POST /v1/switches   a mechanism on or off
     GET  /metrics       for Prometheus
@@ -27,11 +28,12 @@ import msgspec
 from aiohttp import web
 
 from vfs.errors import Denied, ForemountError, InvalidConfig, NotFound, Throttled
-from vfs.foresight import keys
+from vfs.foresight import bearing, keys
+from vfs.foresight.controller.deletions import signer_of
 from vfs.foresight.controller.service import Controller
 from vfs.foresight.keys import Switch
 from vfs.foresight.ledger import Account, accounts
-from vfs.foresight.model import Event, Hint, LedgerEntry, Mechanism, ReplicaId, ReplicaRecord
+from vfs.foresight.model import Deletion, Event, Hint, LedgerEntry, Mechanism, ReplicaId, ReplicaRecord
 from vfs.foresight.offers import Direct, Offers
 from vfs.foresight.signing import HEADER, parse_secrets, signer
 from vfs.foresight.stores.protocol import PAGE_ITEMS, Item, Put, every, pages
@@ -74,7 +76,15 @@ class State(msgspec.Struct, frozen=True):
     replicas: list[ReplicaRecord]
     off: list[str]
     steps: dict[str, int]
+    bears: dict[str, str]
     more: list[str]
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """That a copy was removed, and whose signature the record has: "" for none of anybody whom this controller knows."""
+
+    deletion: Deletion
+    signed_by: str
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -104,6 +114,7 @@ class ControllerApi:
         app.router.add_post("/v1/reads", self._reads)
         app.router.add_get("/v1/state", self._state)
         app.router.add_get("/v1/board", self._board)
+        app.router.add_get("/v1/deletions", self._deletions)
         app.router.add_get("/v1/ledger", self._ledger)
         app.router.add_post("/v1/switches", self._switch)
         app.router.add_get("/metrics", self._metrics)
@@ -158,6 +169,10 @@ class ControllerApi:
             more=[name for name, items in (("hints", hints), ("replicas", replicas)) if len(items) == PAGE_ITEMS],
             off=[item.key[len(keys.SWITCHES) :] for item in switches if not keys.decode(item.value, Switch).on],
             steps=self._controller.steps,
+            bears={
+                item.key[len(keys.BEARS) :]: bearing.written(keys.decode(item.value, bearing.Bearing))
+                for item in (await every(store, keys.BEARS))[0]
+            },
         )
         return _json(state)
 
@@ -167,6 +182,11 @@ class ControllerApi:
     async def _page(self, prefix: str, after: str) -> list[Item]:
         """Return the items of one room after an id, as many as one answer has."""
         return (await self._controller.store.range(prefix, after=prefix + after if after else "", limit=PAGE_ITEMS)).items
+
+    async def _deletions(self, request: web.Request) -> web.Response:
+        found = [keys.decode(item.value, Deletion) for item in (await every(self._controller.store, keys.DELETED))[0]]
+        newest = sorted(found, key=lambda each: -each.deleted_ns)[:ENTRIES_MAX]
+        return _json([Proof(each, signer_of(each, self._controller.secrets)) for each in newest])
 
     async def _entries(self) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []

@@ -80,7 +80,7 @@ async def accept(store: Store, event: Event, marks: Marks, now_ns: int) -> bool:
             raise InvalidConfig(f"event: {name}", f"has {len(value)} characters", f"write 1 to {NAME_CHARS_MAX}")
     seen = keys.seen_key(event.id)
     changes = [
-        Put(keys.inbox_key(event.job, event.source, event.seq or now_ns, event.id), keys.encode(event)),
+        Put(keys.inbox_key(event.job, event.source, event.seq or event.at_ns or now_ns, event.id), keys.encode(event)),
         Put(seen, b"", await marks.lease()),
     ]
     return await store.write(changes, expect={seen: 0})
@@ -89,11 +89,15 @@ async def accept(store: Store, event: Event, marks: Marks, now_ns: int) -> bool:
 class Intake:
     """What the leader does with events.
 
+    Args:
+        by: whose clock it is.
+
     Attributes:
         waiting: keys of events that wait for one before them, with the time when they were found.
     """
 
-    def __init__(self, store: Store, clock: Clock, stop_below: StopBelow | None = None) -> None:
+    def __init__(self, store: Store, clock: Clock, stop_below: StopBelow | None = None, by: str = "") -> None:
+        self._by = by
         self._store = store
         self._clock = clock
         self._stop_below = stop_below or Free().stop_below
@@ -142,7 +146,7 @@ class Intake:
 
     async def _apply(self, event: Event, job: JobState, item: Item, expect: dict[str, int]) -> bool:
         now_ns = self._clock.wall_ns()
-        prediction = predict(job, event.what, now_ns, self._stop_below)
+        prediction = predict(job, event.what, now_ns, self._stop_below, self._by)
         after = with_sequence(prediction.job, event.source, event.seq)
         changes: list[Put | Delete] = [Delete(item.key), Put(keys.job_key(event.job), keys.encode(after))]
         changes += await self._checkpoint(event, now_ns, expect)

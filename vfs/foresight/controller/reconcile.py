@@ -18,12 +18,15 @@ from vfs.checkpoints.manifest import ManifestFile
 from vfs.clock import Clock
 from vfs.errors import Denied, ForemountError
 from vfs.foresight import keys, ledger
+from vfs.foresight.controller.deletions import KEPT_S, unsigned
+from vfs.foresight.controller.intake import Marks
 from vfs.foresight.controller.leading import LostLead
 from vfs.foresight.execution import Executor
 from vfs.foresight.governance import merged
 from vfs.foresight.keys import Switch
 from vfs.foresight.model import (
     Checkpoint,
+    Deletion,
     FileCopy,
     Hint,
     LedgerEntry,
@@ -91,6 +94,7 @@ class Reconciler:
         oversight: the policy.
         room: how many bytes of a replica may be copied now, and what limits that.
         copied: told of each file that was.
+        proof: makes the record of a copy that was removed: replica, its files, how many were found gone, now.
     """
 
     def __init__(
@@ -103,7 +107,10 @@ class Reconciler:
         oversight: Oversight | None = None,
         room: Callable[[ReplicaRecord], tuple[int, str]] = lambda replica: (1 << 60, ""),
         copied: Callable[[ReplicaRecord, int], None] = lambda replica, size: None,
+        proof: Callable[[ReplicaRecord, Sequence[FileCopy], int, int], Deletion] = unsigned,
     ) -> None:
+        self._proof = proof
+        self._kept = Marks(store, clock, KEPT_S)
         self._store = store
         self._oversight = oversight or Free()
         self._room = room
@@ -407,9 +414,14 @@ class Reconciler:
     async def _drop(self, looked: Looked) -> None:
         """Remove the bytes, those too that a copy which was broken off has left."""
         seen, record = looked.seen, looked.seen.replica
-        await self._executor.drop(record, list((seen.copies or {}).values()))
+        copies = list((seen.copies or {}).values())
+        gone = await self._executor.drop(record, copies)
+        now_ns = self._clock.wall_ns()
         revisions = {keys.replica_key(record.id): looked.revisions[keys.replica_key(record.id)]}
-        more = await self._accounted(record, lambda entry: ledger.dropped(entry, record, self._clock.wall_ns()), revisions)
+        more = await self._accounted(record, lambda entry: ledger.dropped(entry, record, now_ns), revisions)
+        if gone:
+            proof = self._proof(record, copies, gone, now_ns)
+            more.append(Put(keys.deleted_key(record.id, now_ns), keys.encode(proof), await self._kept.lease()))
         await self._change(record, revisions, *more, phase=Phase.DROPPED)
 
     async def _forget(self, record: ReplicaRecord) -> None:

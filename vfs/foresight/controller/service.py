@@ -19,7 +19,7 @@ import itertools
 import logging
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -27,6 +27,7 @@ from vfs.backoff import doubled_s
 from vfs.clock import Clock
 from vfs.errors import ForemountError
 from vfs.foresight import keys
+from vfs.foresight.controller.deletions import Sweep, deletion_of
 from vfs.foresight.controller.intake import Intake
 from vfs.foresight.controller.leading import Fenced, LostLead, leading
 from vfs.foresight.controller.reconcile import QUOTA, Reconciler
@@ -72,6 +73,7 @@ class Controller:
 
     Args:
         oversight: the policy.
+        secrets: the first one signs records of deletion.
 
     Attributes:
         leads: now.
@@ -90,8 +92,10 @@ class Controller:
         places: Callable[[Hint], Awaitable[Sequence[Place]]],
         origin: Callable[[ReplicaRecord, Sequence[FileCopy]], Awaitable[Origin]],
         oversight: Oversight | None = None,
+        secrets: Mapping[str, bytes] | None = None,
     ) -> None:
         self.store = store
+        self.secrets = secrets or {}
         self._oversight = oversight or Free()
         self.name = name
         self._executor = executor
@@ -152,7 +156,7 @@ class _Lead:
         self._clock = controller._clock
         self._oversight = controller._oversight
         self._rules = self._oversight.version
-        self._intake = Intake(store, self._clock, self._oversight.stop_below)
+        self._intake = Intake(store, self._clock, self._oversight.stop_below, controller.name)
         self._spending = Spending(store, self._clock)
         self._reconciler = Reconciler(
             store,
@@ -162,7 +166,9 @@ class _Lead:
             oversight=self._oversight,
             room=self._room,
             copied=lambda replica, size: self._spending.note(replica.mechanism, size),
+            proof=functools.partial(deletion_of, by=controller.name, secrets=controller.secrets),
         )
+        self._sweep = Sweep(store, self._clock, controller._origin)
         self._hints: dict[HintId, Hint] = {}
         self._replicas: dict[ReplicaId, _Known] = {}
         self._of: dict[HintId, tuple[ReplicaId, ...]] = {}
@@ -441,6 +447,7 @@ class _Lead:
             if self._intake.waiting:
                 self._events.set()
             await self._spending.flush()
+            await self._sweep.look(self._replicas)
             if self._rules != self._oversight.version:
                 self._rules = self._oversight.version
                 await self._reconsider()
