@@ -20,7 +20,7 @@ SOURCES_MAX = 1024
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint that the job began to write. `save_id` is "" until it is committed; `by` is whose clock the times are of."""
+    """A checkpoint that the job began to write. `save_id` is "" until it is committed; `by`: whose clock it was."""
 
     step: int
     path: LakePath
