@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,18 @@ from tests.lake import wait_until
 from tests.servers.etcd import EtcdServer
 from tests.servers.lifecycle import end, free_port, running
 from tests.servers.skewed import environ
+from tests.servers.wan_origin import Fault, WanOrigin
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.errors import Denied, ForemountError
 from vfs.foresight.model import Committed, FileClosed
 from vfs.foresight.predictor import TTL_S
-from vfs.model import LakePath, SitePath, Version
+from vfs.model import LakePath, SiteName, SitePath, Version
+from vfs.sites.http import HttpSite
 from vfs.training import Training
 
 CONFIG = """
 [sites.origin]
-kind = "local"
-path = "{base}/origin"
+{origin}
 [sites.eval]
 kind = "local"
 path = "{base}/eval"
@@ -49,8 +51,9 @@ SECRET = "trainer 0123456789abcdef0123\n"
 class Controllers:
     """Controllers that share a store, and the line of a job to all of them."""
 
-    def __init__(self, base: Path, store: str) -> None:
+    def __init__(self, base: Path, store: str, origin: str = "") -> None:
         self.base = base
+        self.origin = origin or f'kind = "local"\npath = "{base}/origin"'
         self.store = store
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: list[int] = []
@@ -65,7 +68,7 @@ class Controllers:
         port = free_port()
         self.ports.append(port)
         config = self.base / f"{name}.toml"
-        config.write_text(CONFIG.format(base=self.base, store=self.store, port=port))
+        config.write_text(CONFIG.format(base=self.base, store=self.store, port=port, origin=self.origin))
         argv = [sys.executable, "-m", "vfs.foresight.controller", "--config", str(config), "--name", name]
         env = environ(self.base / f"clock-{name}", ahead_s) if ahead_s else None
         self.processes[name] = self._stack.enter_context(running(argv, self.base / f"{name}.log", env=env))
@@ -216,6 +219,57 @@ def _tells(line: Training, what: Any) -> bool:
     except ForemountError:
         return False
     return True
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    "contradict",
+    [
+        lambda told: told.evaluation_cancelled("mmlu", 1000, "eval"),
+        lambda told: told.restarted(500),
+        lambda told: told.restarted(1000, data_mix="other"),
+    ],
+    ids=["cancelled", "restarted from another checkpoint", "other data"],
+)
+def test_what_contradicts_a_hint_stops_its_transfer(
+    tmp_path: Path, wan_origin: WanOrigin, contradict: Callable[[Training], None]
+) -> None:
+    below = tmp_path.name
+    (wan_origin.root / below).mkdir()
+    (wan_origin.root / below / "0.bin").write_bytes(os.urandom(4 << 20))
+    url = f"{wan_origin.url}/{below}/"
+    controllers = Controllers(tmp_path, str(tmp_path / "store"), f'kind = "http"\nurl = "{url}"')
+    try:
+        controllers.start("one")
+        controllers.leader()
+        told = controllers.training()
+        told.job_submitted(8, evaluate_every=1000, evaluation_sites=["eval"], data_mix="first")
+        told.save_begun(1000, "ckpt/run7/step_1000")
+        wan_origin.inject(Fault("stall", path=f"/{below}/*", after=1 << 20))
+        version = asyncio.run(version_of(url, "0.bin"))
+        file = ManifestFile("0.bin", 4 << 20, "", SitePath("0.bin"), version)
+        told.tell(FileClosed(path=LakePath("ckpt/run7/step_1000"), file=file))
+        wait_until(lambda: wan_origin.stats()["bytes"] >= 1 << 20, "a transfer that is under way")
+        assert [each["phase"] for each in controllers.state()["replicas"]] == ["copying"]
+        contradict(told)
+        wait_until(lambda: not controllers.state()["replicas"], "no copy")
+        assert controllers.state()["hints"] == []
+        assert not [each for each in (tmp_path / "eval").rglob("*") if each.is_file()]
+        wan_origin.heal()
+        assert wan_origin.stats()["bytes"] < 4 << 20
+        (entry,) = told.ask("/v1/ledger")["entries"]
+        assert (entry["outcome"], entry["bytes_prepared"]) == ("withdrawn", 0)
+    finally:
+        controllers.close()
+
+
+async def version_of(url: str, path: str) -> Version:
+    """Return the version of an object as a site sees it."""
+    site = HttpSite(SiteName("origin"), url)
+    try:
+        return (await site.stat(SitePath(path))).version
+    finally:
+        await site.close()
 
 
 def test_controller_believes_nobody_who_does_not_sign(tmp_path: Path) -> None:
