@@ -197,6 +197,7 @@ async def test_all_answers_share_the_rate(tmp_path: Path) -> None:
         assert taken_s > 0.19, "the second waits for what of the first did not pass at once: 0.25 s less 0.05 s"
 
 
+@pytest.mark.slow
 async def test_a_server_measures_how_many_readers_a_copy_bears_and_says_so(tmp_path: Path) -> None:
     async with node(tmp_path, rate=1 << 20) as found:
         assert bearing.read(await found.site.readers_borne()) is None

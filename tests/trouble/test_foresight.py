@@ -221,6 +221,7 @@ def _tells(line: Training, what: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 @pytest.mark.parametrize(
     "contradict",
