@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,10 @@ memory_free = 0.0
 NO_LOAD = "cpu = 0\nidle = false\nprocesses = 1"
 """Transforms whatever else this host does: nothing else may decide a test."""
 IMAGE = {"crop": {"at": "random", "size": [32, 32]}, "resize": 48}
+
+
+def _foremount(config: Path) -> list[str]:
+    return [sys.executable, "-m", "vfs.cli", "node", "--config", str(config)]
 
 
 @dataclass
@@ -138,15 +142,20 @@ def decoded(text: bytes) -> dict[int, tuple[Envelope, bytes]]:
 
 
 @contextmanager
-def node(base: Path, lake: Path, more: str = NO_LOAD) -> Iterator[Node]:
-    """Start a node beside a directory, and end it."""
+def node(base: Path, lake: Path, more: str = NO_LOAD, command: Callable[[Path], list[str]] = _foremount) -> Iterator[Node]:
+    """Start a node beside a directory, and end it.
+
+    Args:
+        base: scratch directory of this node alone.
+        command: with a configuration file.
+    """
     tokens = base / "tokens"
     tokens.write_text(f"operate agents {TOKEN}\nread people {READ_TOKEN}\n")
     tokens.chmod(0o600)
     config = base / "node.toml"
     config.write_text(CONFIG.format(lake=lake, base=base, more=more))
     process = subprocess.Popen(
-        [sys.executable, "-m", "vfs.cli", "node", "--config", str(config)],
+        command(config),
         stdout=subprocess.PIPE,
         stderr=(base / "node.log").open("ab"),
     )

@@ -4,7 +4,7 @@ The load is one process for each core that computes without pause, in a session 
 than 80 % of the CPUs. It runs all the time and counts; the job reads a step of 16 pictures, pauses as a GPU would, and reads
 on, in every other slice of a second. Pairs of neighbouring slices are compared, so that what slows this machine down for
 longer does not show. The job's reader would be on another host: what it takes of these CPUs is stated and counts as the
-node's. Every sample is compared, after the last slice: raw ones with the bin, transformed ones with what a plain script makes.
+node's. Every sample is compared after the last slice: raw ones with the bin, others with what a plain script makes.
 """
 
 from __future__ import annotations

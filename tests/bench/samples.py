@@ -1,9 +1,11 @@
 """Eight ranks with a barrier per step: samples prepared by a node against a PyTorch DataLoader through the same mount.
 
-Real JPEGs, one in a hundred some thirty times heavier, and a pause per step in place of the GPU. The readers of both sides
-have one core, which making their samples keeps busy for longer than the pause. The node stands for a second machine: on two
-cores it can't be one, so it makes the samples before the readers start, as one with enough cores makes them in the pauses.
-The loader makes the same tensors from the same raw bytes with 0, 2 and 4 workers. Steps before `FIRST` only warm up.
+Real JPEGs, one in a hundred some thirty times heavier, and a pause per step in place of the GPU. The readers of all sides
+have one core, which making their samples keeps busy for longer than the pause. Two cores are no second machine, so there are
+three nodes: one that makes everything before the readers start (`ready`), one with eight cores of another machine, whose
+transforms take their time and no CPU of this one, while the readers read (`other`, tests/bench/second_machine.py), and one on
+the other core of this machine while they read (`live`). The loaders make the same tensors from the same raw bytes: PyTorch's
+with 0, 2 and 4 workers, WebDataset with 0 and 2 from tars. Steps before `FIRST` only warm up.
 """
 
 from __future__ import annotations
@@ -14,26 +16,49 @@ import multiprocessing as mp
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.bench import second_machine
 from tests.bench.measure import NotHere
 from tests.bench.report import Outcome, Section
+from tests.bench.sample_loaders import PARAMS, SHARDS, SLOTS, decoded, from_tars, loaded, operator, write_tars
 from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
 from tests.node import NO_LOAD, TOKEN, Scheduled, node
+from vfs.samples.feeds.arrow import canonical
 
-RANKS, SLOTS, STEPS, FIRST = 8, 4, 13, 3
+RANKS, STEPS, FIRST = 8, 13, 3
 PAUSE_S = 0.3
 HEAVY_EVERY = 100
-PARAMS = {"crop": {"at": "random", "size": [224, 224]}, "resize": 256}
-WORKERS = (0, 2, 4)
+WORKERS, TAR_WORKERS = (0, 2, 4), (0, SHARDS)
+READY, LIVE, OTHER = "ready", "live", "other"
+"""Prepared beforehand, by a node on the other core meanwhile, by one on another machine meanwhile."""
+CORES, AHEAD = 8, 4
+"""Of the other machine; steps that the nodes prepare ahead."""
+WORDS = {
+    READY: "ready: prepared beforehand",
+    OTHER: f"other: by a node of {CORES} cores meanwhile",
+    LIVE: "live: by a node on the other core meanwhile",
+}
+DOCUMENT = """
+name = "{name}"
+ahead = {ahead}
+nodes = ["{node}"]
+[feed]
+kind = "arrow"
+path = "steps-run7"
+"""
 CONFIG = """
 [sites.disk]
 kind = "local"
@@ -45,7 +70,6 @@ site = "disk"
 directory = "{{base}}/cache"
 [samples]
 declarations = ["jobs"]
-nodes = ["{node}"]
 token_file = "{token}"
 """
 
@@ -56,7 +80,7 @@ class Waits:
 
     Attributes:
         step_s: by step that counts and rank: from the barrier until all samples of the rank are arrays.
-        cpu_s: of all reader processes with their children.
+        cpu_s: of all reader processes with their children, while they load; not while they wait for each other or compare.
         sums: of the values of each step and rank, to compare.
     """
 
@@ -75,6 +99,14 @@ class Waits:
         return sum(max(ranks) - each for ranks in self.step_s for each in ranks)
 
 
+FIGURES: dict[str, Callable[[Waits], float]] = {
+    "p99": lambda waits: waits.p99_s,
+    "stall": lambda waits: waits.stall_s,
+    "reader_cpu": lambda waits: waits.cpu_s,
+}
+Side = Callable[[int], Iterator[list[np.ndarray]]]
+
+
 def run(scale: float, say: Callable[[str], None]) -> Outcome:
     """Measure every side that this machine has."""
     if why := why_no_mount():
@@ -84,45 +116,61 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         raise NotHere("needs two cores: one for the node, one for the readers")
     steps = max(int(STEPS * scale), FIRST + 3)
     outcome = Outcome()
-    with tempfile.TemporaryDirectory(prefix="foremount-bench-") as made:
-        base = Path(made)
-        say("making JPEGs and their schedule")
+    with ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foremount-bench-")))
+        say("making JPEGs, their schedule, and what another machine would make of them")
         schedule = fill(base / "lake", steps)
         (base / "token").write_text(TOKEN)
+        raws = ((schedule.raw[row["step"], row["rank"], row["slot"]], row) for row in schedule.rows)
+        second_machine.make(base / "made", [(raw, canonical(row["params"]), row["seed"]) for raw, row in raws], operator)
         os.sched_setaffinity(0, {cores[0]})
-        with node(base, base / "lake", NO_LOAD) as service:
-            os.sched_setaffinity(0, cores)
-            config = CONFIG.format(lake=base / "lake", node=service.url, token=base / "token")
-            with mounted(config, base) as lake:
-                sides = {"ready": lambda rank: prepared(lake, rank, steps)}
-                try:
-                    import torch  # noqa: F401
-
-                    for count in WORKERS:
-                        sides[f"loader{count}"] = lambda rank, count=count: loaded(lake, schedule, rank, steps, count)
-                except ImportError:
-                    outcome.skipped["loader"] = "torch is not installed"
-                    sides["plain"] = lambda rank: decoded(lake, schedule, rank, steps)
-                taken = {}
-                for name, side in sides.items():
-                    if name == "ready":
-                        say("the node prepares")
-                        prepare(lake, steps)
-                    say(f"{name}: {steps} steps of {RANKS} ranks")
-                    taken[name] = readers(side, steps, cores[1])
-                said = lake.job_status()[0]
-                conclude(outcome, taken, said)
+        (base / OTHER).mkdir()
+        here = stack.enter_context(node(base, base / "lake", NO_LOAD))
+        there = stack.enter_context(node(base / OTHER, base / "lake", NO_LOAD, partial(elsewhere, base / "made")))
+        os.sched_setaffinity(0, cores)
+        for name, url, ahead in ((READY, here.url, steps), (LIVE, here.url, AHEAD), (OTHER, there.url, AHEAD)):
+            said = DOCUMENT.format(name=name, node=url, ahead=ahead)
+            (base / "lake" / "jobs" / f"{name}.toml").write_text(said)
+        lake = stack.enter_context(mounted(CONFIG.format(lake=base / "lake", token=base / "token"), base))
+        sides = sides_of(lake, schedule, steps, outcome)
+        taken: dict[str, Waits] = {}
+        for name, side in sides.items():
+            if name in (READY, LIVE, OTHER):
+                prepare(lake, name, steps if name == READY else AHEAD)
+            say(f"{name}: {steps} steps of {RANKS} ranks")
+            taken[name] = readers(side, steps, cores[1])
+        conclude(outcome, taken, {job["job"]: job for job in lake.job_status()})
     return outcome
 
 
-def prepare(lake: Lake, steps: int) -> None:
-    """Return when the samples of all steps are here."""
+def elsewhere(made: Path, config: Path) -> list[str]:
+    """Return the command of a node on another machine."""
+    return [sys.executable, "-m", "tests.bench.second_machine", str(config), str(made), str(CORES)]
+
+
+def sides_of(lake: Lake, schedule: Scheduled, steps: int, outcome: Outcome) -> dict[str, Side]:
+    """Return what is compared; what this machine does not have is noted."""
+    sides: dict[str, Side] = {name: partial(prepared, lake, name, steps=steps) for name in (READY, OTHER, LIVE)}
+    if find_spec("torch") is None:
+        outcome.skipped["loader"] = "torch is not installed"
+        return sides | {"plain": partial(decoded, lake, schedule, steps=steps)}
+    for count in WORKERS:
+        sides[f"loader{count}"] = partial(loaded, lake, schedule, workers=count)
+    if find_spec("webdataset") is None:
+        outcome.skipped["webdataset"] = "webdataset is not installed"
+        return sides
+    write_tars(schedule.lake, schedule, RANKS)
+    return sides | {f"webdataset{count}": partial(from_tars, lake, workers=count) for count in TAR_WORKERS}
+
+
+def prepare(lake: Lake, job: str, steps: int) -> None:
+    """Return when the samples of the first steps of a job are here."""
     mount = ("--mountpoint", str(lake.root))
-    foremount("job", "tell", "run7", "--step", "0", "--ranks", f"0-{RANKS - 1}", *mount)
+    foremount("job", "tell", job, "--step", "0", "--ranks", f"0-{RANKS - 1}", *mount)
 
     def here() -> bool:
-        said = lake.job_status()
-        return bool(said) and said[0]["prepared_groups"] == steps * RANKS
+        said = lake.job_status(job)
+        return bool(said) and said[0]["prepared_groups"] >= steps * RANKS
 
     wait_until(here, "all groups to be prepared", 90.0)
 
@@ -137,9 +185,10 @@ def fill(lake: Path, steps: int) -> Scheduled:
         for rank in range(RANKS):
             for slot in range(SLOTS):
                 raw = heavy if number % HEAVY_EVERY == HEAVY_EVERY - 1 else light[number % len(light)]
-                found.add(step, rank, slot, raw, params=json.dumps(PARAMS, sort_keys=True))
+                found.add(step, rank, slot, raw, params=json.dumps(PARAMS, sort_keys=True), job=None)
                 number += 1
-    found.write(f"ahead = {steps}")
+    found.write()
+    (lake / "jobs" / "run7.toml").unlink()  # the jobs that read this schedule are written when their nodes are known
     return found
 
 
@@ -157,7 +206,7 @@ def picture(seed: int, width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def prepared(lake: Lake, rank: int, steps: int) -> Iterator[list[np.ndarray]]:
+def prepared(lake: Lake, job: str, rank: int, steps: int) -> Iterator[list[np.ndarray]]:
     """Yield the arrays of each step as an unmodified script reads them; falls back to its own operator where raw."""
     from vfs.client import open_sample
 
@@ -168,7 +217,7 @@ def prepared(lake: Lake, rank: int, steps: int) -> Iterator[list[np.ndarray]]:
         return made[0](raw, seed)
 
     for step in range(steps):
-        directory = lake.root / f".jobs/run7/step_{step:07d}/rank_{rank:04d}"
+        directory = lake.root / f".jobs/{job}/step_{step:07d}/rank_{rank:04d}"
         arrays = []
         for slot in range(SLOTS):
             seed = 1 + slot + 100 * step
@@ -177,63 +226,6 @@ def prepared(lake: Lake, rank: int, steps: int) -> Iterator[list[np.ndarray]]:
             ) as file:
                 arrays.append(np.load(file))
         yield arrays
-
-
-def decoded(lake: Lake, schedule: Scheduled, rank: int, steps: int) -> Iterator[list[np.ndarray]]:
-    """Yield the arrays of each step, made here from the raw bytes."""
-    data = Own(str(lake.root), schedule, rank)
-    for step in range(steps):
-        yield [data[step * SLOTS + slot] for slot in range(SLOTS)]
-
-
-def loaded(lake: Lake, schedule: Scheduled, rank: int, steps: int, workers: int) -> Iterator[list[np.ndarray]]:
-    """Yield the arrays of each step as a DataLoader gives them."""
-    import torch
-    from torch.utils.data import DataLoader
-
-    torch.set_num_threads(1)
-    yield from DataLoader(
-        Own(str(lake.root), schedule, rank),  # type: ignore[arg-type]
-        batch_size=SLOTS,
-        num_workers=workers,
-        collate_fn=as_tensors,
-        prefetch_factor=2 if workers else None,
-    )
-
-
-def as_tensors(arrays: list[np.ndarray]) -> list[Any]:
-    """Return arrays as tensors, which travel from workers in shared memory."""
-    import torch
-
-    return [torch.from_numpy(each) for each in arrays]
-
-
-class Own:
-    """The samples of one rank in their order, made from the raw bytes of the lake: a map-style data set."""
-
-    def __init__(self, root: str, schedule: Scheduled, rank: int) -> None:
-        self._root = root
-        self._rows = sorted((row for row in schedule.rows if row["rank"] == rank), key=lambda row: (row["step"], row["slot"]))
-        self._transform = operator()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        row = self._rows[index]
-        with open(f"{self._root}/{row['source']}", "rb", buffering=0) as file:
-            raw = os.pread(file.fileno(), row["length"], row["offset"])
-        return np.load(io.BytesIO(self._transform(raw, row["seed"])))
-
-
-def operator() -> Callable[[bytes, int], bytes]:
-    """Return image@1 as a plain function of raw bytes and seed."""
-    from vfs.samples.operators.apply import apply, built_in
-    from vfs.samples.operators.registry import load_registry
-
-    image = load_registry().find("image@1").declaration
-    function, params = built_in(image), json.dumps(PARAMS, sort_keys=True)
-    return lambda raw, seed: apply(image, function, memoryview(raw), params=params, seed=seed, provenance="").file
 
 
 def readers(side: Callable[[int], Iterator[list[np.ndarray]]], steps: int, core: int) -> Waits:
@@ -261,48 +253,45 @@ def rank_of(side: Any, rank: int, steps: int, core: int, barrier: Any, results: 
     try:
         os.sched_setaffinity(0, {core})
         waits, sums = [], []
-        began = cpu_s()
+        began = time.process_time()
         batches = iter(side(rank))
+        used_s = time.process_time() - began
         for _ in range(steps):
             barrier.wait(120)
-            start = time.perf_counter()
+            start, began = time.perf_counter(), time.process_time()
             arrays = next(batches)
             waits.append(time.perf_counter() - start)
+            used_s += time.process_time() - began
             sums.append(float(sum(np.asarray(each)[:, ::8, ::8].astype(np.float64).sum() for each in arrays)))
             barrier.wait(120)
             time.sleep(PAUSE_S)
         del batches  # ends the loader's workers, whose CPU time counts then
-        results.put({"rank": rank, "waits": waits, "sums": sums, "cpu_s": cpu_s() - began})
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        results.put({"rank": rank, "waits": waits, "sums": sums, "cpu_s": used_s + children.ru_utime + children.ru_stime})
     except BaseException as exc:
         barrier.abort()
         results.put(f"rank {rank}: {type(exc).__name__} {exc}")
 
 
-def cpu_s() -> float:
-    """Return CPU seconds of this process and of its children that have ended."""
-    return sum(
-        found.ru_utime + found.ru_stime for found in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
-
-
-def conclude(outcome: Outcome, taken: dict[str, Waits], said: dict[str, Any]) -> None:
+def conclude(outcome: Outcome, taken: dict[str, Waits], jobs: dict[str, dict[str, Any]]) -> None:
     """Fill in figures and table."""
-    ready, loaders = taken["ready"], {name: waits for name, waits in taken.items() if name != "ready"}
-    for name, waits in loaders.items():
-        if waits.sums != ready.sums:
-            outcome.broken.append(f"{name} and .jobs gave other values")
+    ours = (READY, OTHER, LIVE)
+    loaders = {name: waits for name, waits in taken.items() if name not in ours}
     rows: list[list[str]] = []
     for name, waits in taken.items():
+        if waits.sums != taken[READY].sums:
+            outcome.broken.append(f"{name} and the samples that were prepared beforehand have other values")
         median = statistics.median(max(ranks) for ranks in waits.step_s)
-        rows.append([name, f"{1e3 * median:.1f}", f"{1e3 * waits.p99_s:.1f}", f"{waits.stall_s:.2f}", f"{waits.cpu_s:.2f}"])
+        rows.append([WORDS.get(name, name), f"{1e3 * median:.1f}", f"{1e3 * waits.p99_s:.1f}"])
+        rows[-1] += [f"{waits.stall_s:.2f}", f"{waits.cpu_s:.2f}"]
         outcome.figures |= {f"{name}_p99_s": waits.p99_s, f"{name}_stall_s": waits.stall_s, f"{name}_cpu_s": waits.cpu_s}
-    for name, waits in loaders.items():
-        outcome.figures[f"p99_vs_{name}"] = ready.p99_s / waits.p99_s
-        outcome.figures[f"stall_vs_{name}"] = ready.stall_s / waits.stall_s
-        outcome.figures[f"reader_cpu_vs_{name}"] = ready.cpu_s / waits.cpu_s
-    for figure in ("p99", "stall", "reader_cpu"):
-        outcome.figures[f"{figure}_vs_loader"] = max(outcome.figures[f"{figure}_vs_{name}"] for name in loaders)
-    outcome.figures["hit_ratio"] = said["hit_ratio"]
-    outcome.figures["lead_s"] = said["lead_s"]
+    for ready in ours:
+        outcome.figures[f"{ready}_hit_ratio"] = jobs[ready]["hit_ratio"]
+        prefix = "" if ready == READY else f"{ready}_"
+        for figure, of in FIGURES.items():
+            found = {name: of(taken[ready]) / of(waits) for name, waits in loaders.items()}
+            outcome.figures[f"{prefix}{figure}_vs_loader"] = max(found.values())
+            if ready == READY:
+                outcome.figures |= {f"{figure}_vs_{name}": value for name, value in found.items()}
     head = ["side", "slowest rank of a step, median, ms", "p99, ms", "waits for the slowest, s", "CPU of readers, s"]
     outcome.sections.append(Section("Eight ranks with a barrier per step", head, rows))

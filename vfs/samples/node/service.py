@@ -133,11 +133,17 @@ class NodeApi:
         return guarded
 
 
-async def serve(loaded: config.Config, ready: Callable[[str], None], ended: asyncio.Event) -> None:
+async def serve(
+    loaded: config.Config,
+    ready: Callable[[str], None],
+    ended: asyncio.Event,
+    engine_of: Callable[[config.Node, Registry], Engine] | None = None,
+) -> None:
     """Serve what `[node]` of a configuration says until `ended` is set.
 
     Args:
         ready: called with the address once requests are answered.
+        engine_of: what runs the operators; None: the engine that `[node]` names.
     Raises:
         InvalidConfig, Unsupported: it can't be served here.
     """
@@ -147,7 +153,7 @@ async def serve(loaded: config.Config, ready: Callable[[str], None], ended: asyn
         registry = await asyncio.to_thread(load_registry, node.operators, node.keys)
         for name, why in registry.refused.items():
             log.error("operator %s is refused: %s", name, why)
-        engine = build_engine(node, registry)
+        engine = (engine_of or build_engine)(node, registry)
         stack.push_async_callback(engine.close)
         confinement = await engine.start()
         log.info("operators are kept from the host by %s", ", ".join(confinement.by))
