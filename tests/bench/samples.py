@@ -138,7 +138,8 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
             if name in (READY, LIVE, OTHER):
                 prepare(lake, name, steps if name == READY else AHEAD)
             say(f"{name}: {steps} steps of {RANKS} ranks")
-            taken[name] = readers(side, steps, cores[1])
+            taken[name] = found = readers(side, steps, cores[1])
+            say(f"{name}: p99 {found.p99_s:.3f} s, stalls {found.stall_s:.2f} s, CPU {found.cpu_s:.2f} s")
         conclude(outcome, taken, {job["job"]: job for job in lake.job_status()})
     return outcome
 
