@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +151,16 @@ def elsewhere(made: Path, config: Path) -> list[str]:
 def sides_of(lake: Lake, schedule: Scheduled, steps: int, outcome: Outcome) -> dict[str, Side]:
     """Return what is compared; what this machine does not have is noted."""
     sides: dict[str, Side] = {name: partial(prepared, lake, name, steps=steps) for name in (READY, OTHER, LIVE)}
-    if find_spec("torch") is None:
+    try:
+        import torch  # noqa: F401  # here, as the ranks are forks: no side pays for importing it
+    except ImportError:
         outcome.skipped["loader"] = "torch is not installed"
         return sides | {"plain": partial(decoded, lake, schedule, steps=steps)}
     for count in WORKERS:
         sides[f"loader{count}"] = partial(loaded, lake, schedule, workers=count)
-    if find_spec("webdataset") is None:
+    try:
+        import webdataset  # noqa: F401
+    except ImportError:
         outcome.skipped["webdataset"] = "webdataset is not installed"
         return sides
     write_tars(schedule.lake, schedule, RANKS)
