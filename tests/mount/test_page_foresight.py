@@ -14,14 +14,16 @@ from tests.servers.wan_origin import WanOrigin
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 
-from tests.mount.test_page import CONTRAST, Chrome, browser, picture, pytestmark, see, shows, text
+from tests.mount.test_page import CONTRAST, Chrome, browser, picture, see, shows, text
+from tests.mount.test_page import pytestmark as page
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.foresight.model import Committed
 from vfs.model import LakePath, SiteName, SitePath
 from vfs.sites.http import HttpSite
 from vfs.training import Training
 
-__all__ = ["browser", "pytestmark"]
+__all__ = ["browser"]
+pytestmark = [*page, pytest.mark.slow]
 PATH, FILE = "ckpt/step_1000", "model.bin"
 FORESIGHT = """
 [sites.eval]
