@@ -353,13 +353,19 @@ def test_what_is_outstanding_stays_within_the_limit_and_moves_on_with_the_reads(
 def test_what_the_line_takes_is_handed_out_to_the_end_of_a_member_and_the_rest_when_it_takes_more() -> None:
     layout = experts(10)
     members = [(member.offset, member.length) for member in layout]
-    prediction = Prediction(layout, knobs=KNOBS, whole=True)
-    assert prediction.read(0, 8, room_bytes=members[0][1] + 1) == members[:2]
-    assert prediction.more(1 << 30, 0) == []
+    prediction = Prediction(layout, knobs=KNOBS)
+    assert prediction.read(*members[0], limit_bytes=1 << 40, room_bytes=members[1][1] + 1) == members[1:3]
+    assert prediction.more(1 << 40, 0) == []
     assert not prediction.is_drained
-    assert prediction.more(1 << 30, 1) == members[2:3]
-    assert prediction.more(1 << 30) == members[3:]
+    assert prediction.more(1 << 40, 1) == members[3:4]
+    assert prediction.more(1 << 40) == members[4:]
     assert prediction.is_drained
+
+
+def test_where_the_order_is_known_all_of_it_is_handed_out_whatever_the_line_takes() -> None:
+    layout = experts(10)
+    prediction = Prediction(layout, knobs=KNOBS, whole=True)
+    assert prediction.read(0, 8, room_bytes=1) == [(member.offset, member.length) for member in layout]
 
 
 def test_what_turns_out_to_be_wanted_goes_before_what_the_line_has_not_taken() -> None:

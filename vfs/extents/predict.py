@@ -209,15 +209,17 @@ class Prediction:
         Args:
             limit_bytes: what may be outstanding after this call.
             room_bytes: what the line takes now, to the end of a member. What is fetched too early goes before what turns out
-                to be needed first. None: any amount.
+                to be needed first; where the order is known nothing does, and it does not count. None: any amount.
         """
         return [] if self._off else self._hand_out(limit_bytes, room_bytes)
 
     def window(self, limit_bytes: int) -> int:
         """Return what may be outstanding, of the caller's limit, as far as this reader is trusted."""
-        sure = self._whole or (bool(self._known) and self._follow.is_known_order and not self._follow.jumps)
-        window = limit_bytes if sure else int(limit_bytes * self._follow.trust**2)
+        window = limit_bytes if self._is_sure() else int(limit_bytes * self._follow.trust**2)
         return window - max(0, self._overdue - self._hit // 4)
+
+    def _is_sure(self) -> bool:
+        return self._whole or (bool(self._known) and self._follow.is_known_order and not self._follow.jumps)
 
     def taken(self) -> list[Range]:
         """Return the members that were handed out since the last call, without what the kernel reads around them."""
@@ -380,7 +382,7 @@ class Prediction:
     def _hand_out(self, limit_bytes: int, room_bytes: int | None) -> list[Range]:
         """Return as much of the queue as trust and the line leave room for."""
         window = self.window(limit_bytes)
-        full = self._predicted + (limit_bytes if room_bytes is None else room_bytes)
+        full = self._predicted + (limit_bytes if room_bytes is None or self._is_sure() else room_bytes)
         found, is_done = self._drain(self._current, limit_bytes)  # what is being read now needs no trust
         if is_done:
             more, is_done = self._drain(self._urgent, window)
