@@ -31,6 +31,7 @@ class Cause(enum.StrEnum):
     NAMES = "names"
     QUEUE = "queue"
     MEMORY = "memory"
+    BUDGET = "budget"
     LATENCY = "latency"
     LINK = "link"
     RETRY = "retry"
@@ -53,6 +54,7 @@ CAUSES: dict[Cause, str] = {
     Cause.NAMES: "an origin was asked for names or versions",
     Cause.QUEUE: "other requests were using the site's line",
     Cause.MEMORY: "the memory for bytes in flight was taken",
+    Cause.BUDGET: "the policy's bandwidth was used up",
     Cause.LATENCY: "a request was sent and its first byte had not come",
     Cause.LINK: "bytes were coming, as fast as the line carried them",
     Cause.RETRY: "a site had failed and was given a pause",

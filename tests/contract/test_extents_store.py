@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfs.errors import Busy, Corrupt, NoSpace, NotFound, Unavailable
+from vfs.extents.books import Keep
 from vfs.extents.layout import BLOCK, HEADER_BYTES, Identity, data_path, sums_path
 from vfs.extents.reader import BrokenBlock, CachedObject, scratch_bytes
 from vfs.extents.shelf import SEGMENT_BLOCKS
@@ -476,6 +477,36 @@ def test_an_evicted_object_is_gone_for_its_open_readers_who_read_on(store: Store
     cached.close()
     assert os.listdir(f"{store.root}/trash") == []
     assert store.totals().used == 0
+
+
+def test_what_is_to_stay_outlives_what_is_streamed_also_in_another_run(directory: str) -> None:
+    """Room for four objects: whoever is used last, the streamed ones make room, and a restart forgets nothing of that."""
+    kinds: dict[str, Keep] = {"keep": "keep", "stream": "stream"}
+
+    def keep_of(asked: Identity) -> Keep:
+        return kinds.get(asked.path.partition("/")[0], "normal")
+
+    body = content(MIB)
+    for round_number in range(2):
+        store = Store.open(directory, 4 * MIB + MIB // 2, keep_of=keep_of)
+        assert store.wait_counted(10)
+        if round_number == 0:
+            for path in ("keep/a", "plain/a"):
+                put(store, body, path)
+        for number in range(6):
+            put(store, body, f"stream/{round_number}-{number}")
+        left = {found.identity.path for found in store.objects()}
+        assert {"keep/a", "plain/a", f"stream/{round_number}-5"} <= left
+        assert len(left) == 4
+        for number in range(5):
+            put(store, body, f"plain/{round_number}-{number}")
+        left = {found.identity.path for found in store.objects()}
+        assert "keep/a" in left
+        assert not any(path.startswith("stream/") for path in left)
+        if round_number == 0:
+            put(store, body, "plain/a")
+        store._shelf.books.check()
+        store.close()
 
 
 def test_a_held_object_is_not_evicted(store: Store) -> None:

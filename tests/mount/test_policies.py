@@ -154,7 +154,6 @@ def test_own_document_wins_over_the_shipped_one_named_after_it(lake: Lake, site:
         "listing_ttl": ("9s", "site/all"),
         "cache": ("stream", "pretraining/data-is-read-once"),
     }
-    assert values["cache"]["comes_with"] == "cache classes"
     assert "site/all, line 3" in lake.command("explain", "data/own/any", "--mountpoint", str(lake.root)).stdout
 
 
@@ -223,6 +222,48 @@ def test_deadline_of_a_path_ends_its_calls_and_no_others(lake: Lake, site: Path,
 
 
 @pytest.mark.slow
+def test_kept_files_outlive_streamed_ones_in_a_full_cache(tmp_path: Path, wan_origin: WanOrigin) -> None:
+    root = wan_origin.root / tmp_path.name
+    for directory in ("kept", "streamed"):
+        (root / directory).mkdir(parents=True)
+    for number in range(3):
+        (root / f"kept/{number}").write_bytes(os.urandom(1 << 20))
+    for number in range(12):
+        (root / f"streamed/{number}").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "policies").mkdir()
+    rules = "".join(
+        f'[[rules]]\nname = "{value}"\nmatch = {{ path = "{path}/**" }}\nset = {{ cache = "{value}" }}\n'
+        for path, value in (("kept", "keep"), ("streamed", "stream"))
+    )
+    write(tmp_path, f"format = 1\n{rules}")
+    config = CONFIG.replace("URL", f"{wan_origin.url}/{tmp_path.name}").replace('size = "1GiB"', 'size = "6MiB"')
+    (tmp_path / "here").mkdir()
+    with mounted(config, tmp_path) as lake:
+        for directory, count in (("kept", 3), ("streamed", 12)):
+            for number in range(count):
+                name = f"{directory}/{number}"
+                assert (lake.root / name).read_bytes() == (root / name).read_bytes()
+        here = {f"kept/{number}": explain(lake, f"kept/{number}")["bytes_present"] for number in range(3)}
+        assert here == dict.fromkeys(here, 1 << 20)
+
+
+def test_bandwidth_holds_and_a_raised_one_lets_what_waits_through_at_once(
+    lake: Lake, site: Path, wan_origin: WanOrigin
+) -> None:
+    content = os.urandom(4 << 20)
+    (site / "slow/much").write_bytes(content)
+    slow = 'staleness = "immutable", bandwidth = "1KiB/s", fetch_size = "256KiB", deadline = "5m"'
+    put_in_force(lake, slow, 'path = "slow/**"')
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append((lake.root / "slow/much").read_bytes()))
+    reader.start()
+    wait_until(lambda: "budget" in lake.command("why", "--mountpoint", str(lake.root)).stdout, "a read that waits")
+    assert found == []
+    put_in_force(lake, slow.replace("1KiB/s", "unlimited"), 'path = "slow/**"')
+    reader.join(20)  # it would have taken an hour
+    assert found == [content]
+
+
 def test_reloads_under_reading_processes_fail_no_call(lake: Lake, site: Path) -> None:
     for index in range(50):
         (site / f"data/steady/{index}").write_bytes(b"%d" % index * 1000)

@@ -18,7 +18,25 @@ def test_the_least_recently_used_goes_first_and_a_held_one_never() -> None:
     books.hold(A)
     assert books.victim() == B
     assert books.release(A)
-    assert list(books.idle) == [B, C, A]
+    assert books.idle() == [B, C, A]
+
+
+def test_what_is_streamed_goes_first_and_what_is_to_stay_last_whatever_was_used_when() -> None:
+    books = Books(100)
+    for key, keep in ((A, "keep"), (B, "normal"), (C, "stream")):
+        books.add(key, 10)
+        books.classify(key, keep)
+    for key in (C, B, A):
+        books.hold(key)
+        books.release(key)
+    assert books.idle() == [C, B, A]
+    books.hold(B)
+    books.classify(B, "stream")  # of an object that is open: it holds once it is closed
+    books.classify(A, "normal")
+    assert books.idle() == [C, A]
+    books.release(B)
+    assert books.idle() == [C, B, A]
+    books.check()
 
 
 def test_a_leftover_goes_before_everything_else() -> None:

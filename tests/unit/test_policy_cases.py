@@ -44,15 +44,15 @@ def test_wrong_value_and_wrong_rule_are_both_told(tmp_path):
     table = write_table(
         tmp_path,
         '[[cases]]\nname = "big"\nfacts = { path = "a", size = "1MiB" }\n'
-        'expect = { cache = "none" }\nrule = { cache = "own/other", hedge = "default" }\n',
+        'expect = { cache = "stream" }\nrule = { cache = "own/other", hedge = "default" }\n',
     )
-    wrong = ("cache is keep (from own/r), expected none", "cache comes from own/r, expected from own/other")
+    wrong = ("cache is keep (from own/r), expected stream", "cache comes from own/r, expected from own/other")
     assert check_file(table) == [Result(str(table), "big", wrong)]
 
 
 def test_value_written_in_another_unit_is_the_same_value(tmp_path):
     table = write_table(
-        tmp_path, '[[cases]]\nname = "t"\nfacts = { path = "a" }\nexpect = { deadline = "60000ms", memory = 268435456 }\n'
+        tmp_path, '[[cases]]\nname = "t"\nfacts = { path = "a" }\nexpect = { deadline = "60000ms", read_ahead = 67108864 }\n'
     )
     assert check_file(table)[0].wrong == ()
 

@@ -39,7 +39,6 @@ def test_check_of_a_directory_runs_the_tables_in_it(directory):
     assert (result.exit_code, result.stdout) == (
         0,
         "note   own/r, line 2: never matches so far: uid is not known yet\n"
-        "note   own/r, line 2: cache is not in force yet: it comes with cache classes\n"
         "2 documents, 1 cases: 0 errors, 0 wrong decisions\n",
     )
 
@@ -50,10 +49,10 @@ def test_check_of_a_table_runs_it(directory):
 
 
 def test_check_fails_on_a_wrong_decision(directory):
-    (directory / "cases" / "own.toml").write_text(TABLE % "none")
+    (directory / "cases" / "own.toml").write_text(TABLE % "stream")
     result = run("check", str(directory))
     assert result.exit_code == 1
-    assert "own.toml: kept: cache is keep (from own/r), expected none" in result.stdout
+    assert "own.toml: kept: cache is keep (from own/r), expected stream" in result.stdout
 
 
 def test_check_names_the_faults_of_all_documents(directory):
@@ -91,7 +90,6 @@ def test_check_of_a_configuration_names_what_its_documents_state_to_no_effect(di
     result = CliRunner().invoke(main, ["config", "check", str(config)])
     assert [line for line in result.stdout.splitlines() if line.startswith("note")] == [
         "note: own/r, line 2: never matches so far: uid is not known yet",
-        "note: own/r, line 2: cache is not in force yet: it comes with cache classes",
     ]
 
 
@@ -140,7 +138,7 @@ def test_diff_as_json(directory):
 def test_explain_names_the_rule_and_line_of_each_value(directory):
     lines = run("explain", "/a/x", "--uid", "7", "--policy", str(directory)).stdout.splitlines()
     assert "deadline          5s                      own/r, line 2" in lines
-    assert "cache             keep                    own/r, line 2 (not in force yet: comes with cache classes)" in lines
+    assert "cache             keep                    own/r, line 2" in lines
     assert "listing_ttl       1m                      default" in lines
 
 
@@ -157,8 +155,8 @@ def test_explain_as_json_names_value_origin_and_every_rule(directory):
     fact = json.loads(run("explain", "a/x", "--uid", "7", "--policy", str(directory), "--json").stdout)
     assert fact["path"] == "a/x"
     own = {"document": "own", "index": 0, "rule": "r", "line": 2}
-    assert fact["values"]["deadline"] == {"value": 5.0, "from": own, "comes_with": ""}
-    assert fact["values"]["cache"] == {"value": "keep", "from": own, "comes_with": "cache classes"}
+    assert fact["values"]["deadline"] == {"value": 5.0, "from": own}
+    assert fact["values"]["cache"] == {"value": "keep", "from": own}
     assert fact["values"]["bandwidth"]["value"] is None
     assert fact["rules"][-1] == {"rule": "own/r", "mismatch": None, "wins": ["cache", "deadline"]}
 

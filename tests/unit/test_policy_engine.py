@@ -128,7 +128,7 @@ def test_decision_can_not_be_changed_by_who_got_it():
     with pytest.raises(TypeError):
         decision.origins["cache"] = DEFAULT
     with pytest.raises(AttributeError):
-        decision.values.cache = "none"
+        decision.values.cache = "stream"
 
 
 def test_memories_of_a_rule_set_are_bounded():
@@ -146,7 +146,7 @@ globs = st.lists(
 ).map("/".join)
 settings = st.builds(
     Settings,
-    cache=st.sampled_from([None, "keep", "normal", "stream", "none"]),
+    cache=st.sampled_from([None, "keep", "normal", "stream"]),
     prefetch=st.sampled_from([None, "off", "whole"]),
     read_ahead=st.sampled_from([None, Bytes(1), Bytes(2)]),
     staleness=st.sampled_from([None, Staleness("immutable"), Staleness("ttl=1s")]),

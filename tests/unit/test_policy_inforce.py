@@ -49,7 +49,6 @@ def test_limits_hold_where_no_rule_says_otherwise(tmp_path: Path) -> None:
     assert policy.listing_ttl_s(PATH, SITE) == 7
     assert policy.version_ttl_s(PATH, SITE, 10) == 7
     assert policy.deadline_s(PATH, Access.READ, SITE) == 9
-    assert policy.decision(PATH, Access.READ, SITE).values.memory == 1 << 20
     assert str(policy.decision(PATH, Access.READ, SITE).origins["deadline"]) == "default"
 
 
@@ -149,11 +148,9 @@ def test_set_that_can_not_be_kept_is_in_force_all_the_same(tmp_path: Path, caplo
 
 
 def test_what_nothing_heeds_yet_is_named_for_documents_of_ones_own(tmp_path: Path) -> None:
-    values = 'cache = "keep", deadline = "1s"'
-    store, _ = in_force(tmp_path, rule('job = "run-*", path = "a"', values))
+    store, _ = in_force(tmp_path, rule('job = "run-*", path = "a"', 'deadline = "1s"'))
     assert [(str(origin), sentence) for origin, sentence in unheeded(store.current.rules)] == [
         ("own/r", "never matches so far: job is not known yet"),
-        ("own/r", "cache is not in force yet: it comes with cache classes"),
     ]
 
 

@@ -185,12 +185,12 @@ def test_diff_names_documents_and_rules_that_came_went_and_moved():
 
 def test_diff_names_conditions_and_values_before_and_after():
     before = rules_of(("a", named("r", 'path = "a/**", uid = ["5-9", 3]', 'deadline = "5s"')))
-    after = rules_of(("a", named("r", 'path = "b/**"', 'deadline = "60s", memory = "1MiB"')))
+    after = rules_of(("a", named("r", 'path = "b/**"', 'deadline = "60s", read_ahead = "1MiB"')))
     assert diff(before, after) == [
         Change("changed", "a", "r", "match.path", "a/**", "b/**"),
         Change("changed", "a", "r", "match.uid", "5-9, 3", ""),
+        Change("changed", "a", "r", "set.read_ahead", "", "1MiB"),
         Change("changed", "a", "r", "set.deadline", "5s", "1m"),
-        Change("changed", "a", "r", "set.memory", "", "1MiB"),
     ]
 
 

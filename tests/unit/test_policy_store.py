@@ -31,11 +31,11 @@ def test_reload_puts_the_new_set_in_force_and_says_what_changed(tmp_path):
     write(tmp_path / "a.toml", "keep")
     store = PolicyStore([str(tmp_path)])
     before = store.current.version
-    write(tmp_path / "a.toml", "none")
+    write(tmp_path / "a.toml", "stream")
     reload = store.reload()
-    assert cache_of(store) == "none"
+    assert cache_of(store) == "stream"
     assert (reload.before, reload.after) == (before, store.current.version)
-    assert reload.changes == (Change("changed", "a", "r", "set.cache", "keep", "none"),)
+    assert reload.changes == (Change("changed", "a", "r", "set.cache", "keep", "stream"),)
 
 
 def test_set_before_stays_in_force_when_one_document_of_two_is_broken(tmp_path):
@@ -43,14 +43,14 @@ def test_set_before_stays_in_force_when_one_document_of_two_is_broken(tmp_path):
     write(tmp_path / "b.toml", "stream")
     store = PolicyStore([str(tmp_path)])
     before = store.current
-    write(tmp_path / "a.toml", "none")
+    write(tmp_path / "a.toml", "stream")
     write(tmp_path / "b.toml", "nonsense")
     with pytest.raises(InvalidPolicy, match=r"b\.toml:5"):
         store.reload()
     assert store.current is before
     assert cache_of(store) == "stream"
     assert store.error is not None and store.error.subject.endswith("b.toml:5: rules[0].set.cache")
-    write(tmp_path / "b.toml", "none")
+    write(tmp_path / "b.toml", "normal")
     assert [change.document for change in store.reload().changes] == ["a", "b"]
     assert store.error is None
 
@@ -64,9 +64,9 @@ def test_set_before_stays_in_force_when_a_document_vanishes(tmp_path):
         store.reload_if_changed()
     assert cache_of(store) == "keep"
     assert store.reload_if_changed() is None
-    write(document, "none")
+    write(document, "stream")
     assert store.reload_if_changed() is not None
-    assert cache_of(store) == "none"
+    assert cache_of(store) == "stream"
 
 
 def test_first_set_that_can_not_be_used_is_refused(tmp_path):
@@ -85,13 +85,13 @@ def test_nothing_is_reloaded_when_nothing_changed(tmp_path):
 
 def test_same_size_and_time_in_another_file_counts_as_a_change(tmp_path):
     document = tmp_path / "a.toml"
-    write(document, "keep")
+    write(document, "normal")
     store = PolicyStore([str(document)])
     status = document.stat()
-    write(document, "none")
+    write(document, "stream")
     os.utime(document, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert store.reload_if_changed() is not None
-    assert cache_of(store) == "none"
+    assert cache_of(store) == "stream"
 
 
 def test_broken_document_is_complained_of_once_until_it_changes_again(tmp_path):
@@ -110,7 +110,7 @@ def test_broken_document_is_complained_of_once_until_it_changes_again(tmp_path):
 def test_document_that_is_added_to_or_removed_from_a_directory_is_seen(tmp_path):
     write(tmp_path / "a.toml", "keep")
     store = PolicyStore([str(tmp_path)])
-    write(tmp_path / "b.toml", "none")
+    write(tmp_path / "b.toml", "stream")
     assert store.reload_if_changed().changes == (Change("added", "b"),)
     (tmp_path / "b.toml").unlink()
     assert store.reload_if_changed().changes == (Change("removed", "b"),)
@@ -121,7 +121,7 @@ def test_version_follows_from_the_texts(tmp_path):
     write(tmp_path / "a.toml", "keep")
     one, two = PolicyStore([str(tmp_path)]), PolicyStore([str(tmp_path)])
     assert one.current.version == two.current.version
-    write(tmp_path / "a.toml", "none")
+    write(tmp_path / "a.toml", "stream")
     assert one.reload().after != two.current.version
 
 
@@ -138,7 +138,7 @@ def test_site_unknown_to_the_configuration_is_refused_at_reload(tmp_path):
 @settings(max_examples=25, deadline=None)
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["keep", "none", "nonsense"]), st.sampled_from(["off", "whole", "bad"])), max_size=5
+        st.tuples(st.sampled_from(["keep", "stream", "nonsense"]), st.sampled_from(["off", "whole", "bad"])), max_size=5
     )
 )
 def test_values_in_force_always_come_from_one_good_state_of_all_documents(tmp_path_factory, steps):
@@ -178,9 +178,9 @@ async def test_watch_yields_good_and_bad_changes_and_goes_on(tmp_path):
         write(document, "nonsense")
         assert isinstance(await outcomes.get(), InvalidPolicy)
         assert cache_of(store) == "keep"
-        write(document, "none")
-        assert (await outcomes.get()).changes == (Change("changed", "a", "r", "set.cache", "keep", "none"),)
-        assert cache_of(store) == "none"
+        write(document, "stream")
+        assert (await outcomes.get()).changes == (Change("changed", "a", "r", "set.cache", "keep", "stream"),)
+        assert cache_of(store) == "stream"
         task.cancel()
 
 

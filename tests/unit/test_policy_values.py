@@ -213,7 +213,6 @@ def test_every_value_has_unit_default_effect_and_reason():
 def test_budgets_and_deadlines_take_effect_at_once():
     assert {name for name, about in VALUES.items() if about.effect == "at once"} == {
         "deadline",
-        "memory",
         "bandwidth",
         "write_durability",
         "upload_bandwidth",

@@ -19,7 +19,7 @@ from vfs.clock import Clock
 from vfs.errors import InvalidPolicy, Stale, to_failure
 from vfs.policy.engine import Decision
 from vfs.policy.store import PolicyStore, Reload
-from vfs.policy.values import comes_with, value_text
+from vfs.policy.values import value_text
 from vfs.policy.watch import watch
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Policies:
 
 
 def decision_facts(decision: Decision) -> dict[str, Any]:
-    """Return each value as people write it, the rule that gave it, and what it waits for where nothing heeds it yet. Pure."""
+    """Return each value as people write it, and the rule that gave it. Pure."""
     found = {}
     for name, origin in decision.origins.items():
         value = getattr(decision.values, name)
@@ -164,6 +164,5 @@ def decision_facts(decision: Decision) -> dict[str, Any]:
             "value": value_text(value),
             "from": str(origin),
             "line": origin.line,
-            "comes_with": comes_with(name, value),
         }
     return found

@@ -29,7 +29,8 @@ class Lever(msgspec.Struct, frozen=True):
 LEVERS: dict[Cause, Lever] = {
     Cause.NAMES: Lever("listing_ttl", "believe names for longer, or staleness = \"immutable\" for what is never rewritten"),
     Cause.QUEUE: Lever("prefetch", "the line is shared: fetch earlier (foremount fetch), or prefetch less elsewhere"),
-    Cause.MEMORY: Lever("memory", "raise limits.memory in foremount.toml: too few bytes may be in flight"),
+    Cause.MEMORY: Lever("", "raise limits.memory in foremount.toml: too few bytes may be in flight"),
+    Cause.BUDGET: Lever("bandwidth", "the rule lets no more through: raise its bandwidth, it holds at once"),
     Cause.LATENCY: Lever("prefetch", "round trips are waited for one by one: let prefetch run ahead, or use a nearer site"),
     Cause.LINK: Lever("sites", "the line is full: make it local beforehand (foremount fetch), or add a nearer replica"),
     Cause.RETRY: Lever("sites", "the site fails: see agent.log; another replica would serve meanwhile"),

@@ -114,14 +114,15 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         asyncio.get_running_loop().add_signal_handler(number, _end, ended, number)
     async with contextlib.AsyncExitStack() as stack:
         sites = open_sites(loaded.sites, stack)
-        store = Store.open(loaded.cache.directory, loaded.cache.size)
+        rules = PathRules(InForce(documents), mounts)
+        store = Store.open(loaded.cache.directory, loaded.cache.size, keep_of=rules.keep_of)
         stack.callback(store.close)
         spill = Store.open(spill_directory(os.path.basename(rundir.path)), _SPILL_BYTES)
         stack.callback(spill.close_and_remove)
         catalog = CatalogWriter(os.path.join(store.root, "catalog.lmdb"))
         stack.callback(catalog.close)
         tasks = await stack.enter_async_context(_Tasks())
-        policies, rules = Policies(documents, AuditLog(rundir.audit), clock), PathRules(InForce(documents), mounts)
+        policies = Policies(documents, AuditLog(rundir.audit), clock)
         metadata = Metadata(
             mounts,
             sites,
@@ -137,7 +138,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         local = frozenset(SiteName(name) for name, site in loaded.sites.items() if isinstance(site, config.LocalSite))
         memory = Budget(loaded.limits.memory)
         fetcher = await stack.enter_async_context(
-            Fetcher(store, spill, sites, local=local, memory=memory, clock=clock, limits=FetchLimits())
+            Fetcher(store, spill, sites, local=local, memory=memory, clock=clock, limits=FetchLimits(), rate_of=rules.rate_of)
         )
         replicas = Replicas(
             mounts,

@@ -5,8 +5,12 @@ Pure but for the set in force, which the agent replaces: each answer holds for t
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
+from vfs.extents.books import Keep
+from vfs.extents.fair import Priority
+from vfs.extents.layout import Identity
 from vfs.extents.placement import Serving
 from vfs.model import LakePath, SiteName
 from vfs.namespace.mounts import MountTable
@@ -46,6 +50,29 @@ class PathRules:
         """Return which sites serve a file, in which order, and when a second one is asked."""
         values = self._policy.decision(path, Access.OPEN, self._site(path), size).values
         return Serving(values.sites, values.hedge, values.fetch_size)
+
+    def keep_of(self, identity: Identity) -> Keep:
+        """Return what becomes of the fetched bytes of an object."""
+        path = self._path_of(identity)
+        return (
+            "normal"
+            if path is None
+            else self._policy.decision(path, Access.OPEN, identity.site, identity.version.size).values.cache
+        )
+
+    def _path_of(self, identity: Identity) -> LakePath | None:
+        """Return a lake path of an object, None where no mount shows it."""
+        below = (point.lake_path(identity.path) for point in self._mounts.points if point.site == identity.site)
+        return next((path for path in below if path is not None), None)
+
+    def rate_of(self, identity: Identity, priority: Priority) -> tuple[str, float]:
+        """Return the rule that bounds what is fetched of an object, and to how many bytes a second."""
+        path = self._path_of(identity)
+        if path is None:
+            return "", math.inf
+        access = Access.READ if priority is Priority.FOREGROUND else Access.PREFETCH
+        found = self._policy.decision(path, access, identity.site, identity.version.size)
+        return str(found.origins["bandwidth"]), found.values.bandwidth
 
     def decision(self, path: LakePath, access: Access, size: int | None = None) -> Decision:
         """Return all values that hold for an access, and the rule that gave each."""

@@ -144,8 +144,7 @@ def _policy_lines(values: dict[str, Any]) -> list[str]:
     rows = []
     for name, fact in values.items():
         line = f", line {fact['line']}" if fact.get("line") else ""
-        waits = f" (not in force yet: comes with {fact['comes_with']})" if fact.get("comes_with") else ""
-        rows.append((name, str(fact.get("value")), f"{fact.get('from')}{line}{waits}"))
+        rows.append((name, str(fact.get("value")), f"{fact.get('from')}{line}"))
     return ["  values:", *output.columns(rows, "    ")] if rows else []
 
 

@@ -21,7 +21,7 @@ from vfs.policy.engine import Decision, Origin, Rule, RuleSet, decide, explain
 from vfs.policy.facts import Access, Facts, Match
 from vfs.policy.inforce import defaults_of, unheeded
 from vfs.policy.loader import ALWAYS, Text, compile_rules, load, parse, read, shipped_directory, shipped_names
-from vfs.policy.values import DEFAULTS, VALUES, comes_with, settings_of, value_text
+from vfs.policy.values import DEFAULTS, VALUES, settings_of, value_text
 from vfs.units import parse_size
 
 RELOAD_S = 30.0
@@ -143,7 +143,7 @@ def explain_(
     width = max(map(len, VALUES))
     for name, origin in decision.origins.items():
         value = getattr(decision.values, name)
-        click.echo(f"{name:<{width}}  {value_text(value):<22}  {_origin_text(origin, comes_with(name, value))}")
+        click.echo(f"{name:<{width}}  {value_text(value):<22}  {_origin_text(origin)}")
     if with_rules:
         click.echo("")
         for verdict in explain(rules, facts):
@@ -252,9 +252,9 @@ def _numbered(rules: RuleSet) -> Iterable[tuple[Rule, Origin]]:
     return zip(rules.rules, rules.origins, strict=True)
 
 
-def _origin_text(origin: Origin, waits_for: str = "") -> str:
+def _origin_text(origin: Origin) -> str:
     line = f", line {origin.line}" if origin.line else ""
-    return f"{origin}{line}" + (f" (not in force yet: comes with {waits_for})" if waits_for else "")
+    return f"{origin}{line}"
 
 
 def _match_text(match: Match) -> str:
@@ -294,9 +294,8 @@ def _rule_fact(rule: Rule, origin: Origin) -> dict[str, Any]:
 def _decision_fact(rules: RuleSet, facts: Facts, decision: Decision) -> dict[str, Any]:
     values = {
         name: {
-            "value": _plain(value := getattr(decision.values, name)),
+            "value": _plain(getattr(decision.values, name)),
             "from": _origin_fact(origin),
-            "comes_with": comes_with(name, value),
         }
         for name, origin in decision.origins.items()
     }

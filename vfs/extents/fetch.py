@@ -37,7 +37,7 @@ from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN, Identity, blocks_of
 from vfs.extents.limits import FetchLimits
 from vfs.extents.link import LineFacts
 from vfs.extents.placement import Copy, Ranked, Serving
-from vfs.extents.requests import Requests, Served
+from vfs.extents.requests import RateOf, Requests, Served, unlimited
 from vfs.model import ObjectKey, SiteName
 from vfs.sites.protocol import Piece, Site
 from vfs.usage import Cause
@@ -63,6 +63,7 @@ class Fetcher:
         sites: by name; may change while it runs.
         local: those whose files lie on this host.
         memory: bytes that were asked for and are not in a store yet.
+        rate_of: says what the policy lets through, for each request anew.
         chance: of the jitter.
         sleep: waits between two attempts.
 
@@ -80,6 +81,7 @@ class Fetcher:
         memory: Budget,
         clock: Clock,
         limits: FetchLimits,
+        rate_of: RateOf = unlimited,
         chance: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -91,7 +93,9 @@ class Fetcher:
         self._chance = chance or random.Random()  # noqa: S311  jitter needs no secrecy
         self._sleep = sleep
         self._objects: dict[ObjectKey, FetchedObject] = {}
-        self._requests = Requests(sites, local=local, memory=memory, clock=clock, limits=limits, counters=self.counters)
+        self._requests = Requests(
+            sites, local=local, memory=memory, clock=clock, limits=limits, counters=self.counters, rate_of=rate_of
+        )
         self._complete: asyncio.Queue[ObjectKey] = asyncio.Queue()
         self._busy = 0
         self._idle = asyncio.Event()

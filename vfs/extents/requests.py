@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
@@ -23,6 +24,7 @@ from vfs.extents.limits import FetchLimits
 from vfs.extents.link import Bounds, LineFacts, Link
 from vfs.extents.placement import USUAL_BYTES, Candidate, Copy, Ranked, Serving, rank
 from vfs.extents.sink import Sink
+from vfs.extents.throttle import Throttle
 from vfs.model import SiteName
 from vfs.policy.written import ORIGIN, FetchSize
 from vfs.sites.protocol import Piece, Site
@@ -36,6 +38,15 @@ COPY_REQUEST_BYTES = 4 << 20
 COPY_REQUESTS_AHEAD = 3
 """Of one stream: while one sends, the way of the next ones is covered; with eight streams as many as a line of 10 Gbit/s and
 100 ms holds."""
+RateOf = Callable[[Identity, Priority], tuple[str, float]]
+"""Says which rule bounds what is fetched of an object, and to how many bytes a second; all that it bounds shares them."""
+
+
+def unlimited(identity: Identity, priority: Priority) -> tuple[str, float]:
+    """Return that nothing bounds it."""
+    return "", math.inf
+
+
 Submit = Callable[[int, memoryview], asyncio.Future[None]]
 
 
@@ -101,6 +112,7 @@ class Requests:
         clock: Clock,
         limits: FetchLimits,
         counters: FetchCounters,
+        rate_of: RateOf = unlimited,
     ) -> None:
         self._sites = sites
         self._local = local
@@ -109,6 +121,8 @@ class Requests:
         self._limits = limits
         self._counters = counters
         self.on_served: Callable[[Served], None] = lambda served: None
+        self._rate_of = rate_of
+        self._throttles: dict[tuple[SiteName, str], Throttle] = {}
         self._links: dict[SiteName, Link] = {}
         self._turns: dict[SiteName, Budget] = {}
         self._bounds = Bounds(
@@ -286,10 +300,25 @@ class Requests:
                         self._count(priority, len(piece))
                         yield piece
 
+    async def _pass(self, identity: Identity, site: SiteName, job: Job, size: int) -> Throttle | None:
+        """Wait until the policy lets a job's bytes come from a site; return by which budget, None where there is none."""
+        rule, rate = self._rate_of(identity, job.priority)
+        if math.isinf(rate):
+            return None
+        throttle = self._throttles.get((site, rule))
+        if throttle is None:
+            throttle = self._throttles[site, rule] = Throttle(self._clock)
+        job.enter(Cause.BUDGET, self._clock.monotonic_s())
+        await throttle.passed(size, lambda: self._rate_of(identity, job.priority)[1], lambda: job.priority)
+        job.enter(Cause.QUEUE, self._clock.monotonic_s())
+        return throttle
+
     async def _request(self, fetched: FetchedObject, job: Job, source: Identity, submit: Submit, race: _Race | None) -> None:
         async with contextlib.AsyncExitStack() as held:
             job.enter(Cause.QUEUE, self._clock.monotonic_s())
             left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            throttle = await self._pass(fetched.identity, source.site, job, left)
+            paid = left
             turn = job.ticket = self._turn(source.site).hold(1, job.priority, cost=left)
             await held.enter_async_context(turn)
             if not job.wanted or job.ended:
@@ -298,6 +327,8 @@ class Requests:
                 fetched.absorb(job, source, self.knobs(source.site, fetched.serving.fetch_size).request_blocks)
                 job.sent = True
             left = min(job.stop * BLOCK, fetched.size) - job.done * BLOCK
+            if throttle is not None:
+                throttle.charge(max(0, left - paid))  # of jobs that it has taken over
             at = fetched.place(source, job.done * BLOCK, left)
             if at is None:  # it holds what the job began with, not what it took over since
                 raise Unavailable(f"{source.site}:{source.path}", "does not hold all of this range")

@@ -17,10 +17,10 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vfs.errors import Corrupt, NoSpace, NotFound, Unavailable
-from vfs.extents.books import Books
+from vfs.extents.books import Books, Keep
 from vfs.extents.counters import StoreCounters
 from vfs.extents.directory import discard_other_formats, empty, leftovers, read_number, write_number
 from vfs.extents.files import ObjectFiles, remove, take_away, used_on_disk
@@ -49,11 +49,20 @@ class Shelf:
     its files have their names, except while `names` is held and for leftovers that are not counted yet.
     """
 
-    def __init__(self, directory: str, cap_bytes: int, *, handles_max: int, keeps_held: bool = False) -> None:
+    def __init__(
+        self,
+        directory: str,
+        cap_bytes: int,
+        *,
+        handles_max: int,
+        keeps_held: bool = False,
+        keep_of: Callable[[Identity], Keep] = lambda identity: "normal",
+    ) -> None:
         """Make the directories and begin to count what is in them.
 
         Args:
             keeps_held: no part of what is held ever makes room: new blocks are refused instead.
+            keep_of: what the policy makes of an object.
 
         Raises:
             OSError: as the system says.
@@ -69,6 +78,7 @@ class Shelf:
         self._directory = directory
         self._handles_max = handles_max
         self._keeps_held = keeps_held
+        self._keep_of = keep_of
         self._usage_noted = read_number(os.path.join(self.root, "usage"))
         self.books = Books(cap_bytes, assumed=min(self._usage_noted, cap_bytes))
         self._trash_numbers = itertools.count(1)
@@ -188,7 +198,7 @@ class Shelf:
         """Remove an object that nobody holds; returns the bytes it took, None where there is no such object."""
         with contextlib.nullcontext() if names_held else self.names:
             with self.lock:
-                if key not in self.books.idle:
+                if key not in self.books or key in self.books.held:
                     return None
                 record = self.books.remove(key)
                 files = self.files.pop(key, None)
@@ -247,6 +257,10 @@ class Shelf:
         """
         with self.lock:
             victim = self.books.victim()
+            record = None if victim is None else self.books.record(victim)
+        if victim is not None and record is not None and record.keep is None:
+            self.classify(victim)
+            return 1  # another one may be next now
         if victim is None:
             if self._counter.is_alive() and not names_held:  # who counts may want the names
                 self._counter.join(_COUNT_TURN_S)
@@ -258,6 +272,21 @@ class Shelf:
                 self.counters.evictions += 1
                 self.counters.evicted_bytes += used
         return max(used or 0, 1)  # a victim that somebody took hold of meanwhile: look again
+
+    def classify(self, key: ObjectKey, identity: Identity | None = None) -> None:
+        """Note what the policy makes of an object.
+
+        Args:
+            identity: which it is; None: as its own header says.
+        """
+        if identity is None:
+            with contextlib.suppress(NotFound, Corrupt, Unavailable):
+                files = ObjectFiles.open(self.root, key)
+                identity = files.identity
+                files.close()
+        keep: Keep = "normal" if identity is None else self._keep_of(identity)
+        with self.lock:
+            self.books.classify(key, keep)
 
     def _punch_oldest(self) -> int:
         """Punch the oldest segment of an open object; returns the bytes freed, 0 if there is none that may go."""
@@ -344,9 +373,7 @@ class Shelf:
         for start in range(0, len(dated), 1000):  # short holds of the lock
             with self.lock:
                 for _, key in dated[start : start + 1000]:
-                    record = self.books.idle.get(key)
-                    if record is not None and record.segments is None:  # not touched since
-                        self.books.idle.move_to_end(key, last=False)
+                    self.books.date_leftover(key)
 
 
 def unlink_all(paths: list[str]) -> None:

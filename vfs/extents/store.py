@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from vfs.errors import Corrupt, NoSpace, NotFound, Unavailable
+from vfs.extents.books import Keep
 from vfs.extents.directory import take_lock
 from vfs.extents.files import ObjectFiles, sync_all, translate
 from vfs.extents.layout import BLOCK, Identity, block_count, block_length, blocks_of
@@ -84,11 +85,19 @@ class Store:
         self._lock_fd = lock_fd
 
     @classmethod
-    def open(cls, directory: str, cap_bytes: int, *, handles_max: int = HANDLES_MAX, keeps_held: bool = False) -> Store:
+    def open(
+        cls,
+        directory: str,
+        cap_bytes: int,
+        *,
+        handles_max: int = HANDLES_MAX,
+        keeps_held: bool = False,
+        keep_of: Callable[[Identity], Keep] = lambda identity: "normal",
+    ) -> Store:
         """Open the store in `directory`, making it where it is not there. Ready at once, whatever an earlier run has left.
 
         Args:
-            keeps_held: see `Shelf`.
+            keeps_held, keep_of: see `Shelf`.
 
         Raises:
             Busy: another process has it open.
@@ -100,7 +109,7 @@ class Store:
         except OSError as exc:
             raise translate(exc, directory) from exc
         try:
-            shelf = Shelf(directory, cap_bytes, handles_max=handles_max, keeps_held=keeps_held)
+            shelf = Shelf(directory, cap_bytes, handles_max=handles_max, keeps_held=keeps_held, keep_of=keep_of)
         except OSError as exc:
             os.close(lock_fd)
             raise translate(exc, directory) from exc
@@ -136,8 +145,10 @@ class Store:
         key = identity.key
         with self._shelf.names:
             if self._shelf.touch(key):
+                self._shelf.classify(key, identity)
                 return key
             self._shelf.enter(self._shelf.adopt(key, identity) or self._shelf.create(key, identity))
+        self._shelf.classify(key, identity)
         self._shelf.close_surplus()
         if identity.version.size == 0:
             self.seal(key)

@@ -17,7 +17,7 @@ from vfs.model import LakePath, SiteName
 from vfs.policy.engine import Decision, Origin, RuleSet, decide
 from vfs.policy.facts import KNOWN, Access, Facts, Match
 from vfs.policy.store import PolicySet, PolicyStore
-from vfs.policy.values import DEFAULTS, Values, comes_with, settings_of
+from vfs.policy.values import DEFAULTS, Values, settings_of
 from vfs.policy.written import Staleness, duration_text
 
 KERNEL_TTL_S_MAX = 3600.0
@@ -31,7 +31,6 @@ def defaults_of(limits: Limits) -> Values:
         staleness=Staleness(f"ttl={duration_text(limits.listing_ttl)}"),
         listing_ttl=limits.listing_ttl,
         deadline=limits.origin_deadline,
-        memory=limits.memory,
     )
 
 
@@ -119,7 +118,5 @@ def unheeded(rules: RuleSet) -> list[tuple[Origin, str]]:
         if origin.document in shipped:
             continue
         unknown = [name for name in Match.__struct_fields__ if name not in KNOWN and getattr(rule.match, name) is not None]
-        waiting = {name: what for name, value in settings_of(rule.set).items() if (what := comes_with(name, value))}
         found += [(origin, f"never matches so far: {name} is not known yet") for name in unknown]
-        found += [(origin, f"{name} is not in force yet: it comes with {what}") for name, what in waiting.items()]
     return found

@@ -298,10 +298,9 @@ def _check(text: Text, lines: _Lines, stated: PolicyFile, breathe: Breathe) -> N
             raise InvalidPolicy(_at(text, lines.find(f"{where}.set"), where), "sets nothing", "set a value, or drop the rule")
         if is_pinning(rule.set):
             _check_pin(text, lines, where, rule.match)
-        for name in ("deadline", "memory"):
-            if settings.get(name) == 0:
-                key = f"{where}.set.{name}"
-                raise InvalidPolicy(_at(text, lines.find(key), key), "0 would fail every access", "write a larger one")
+        if settings.get("deadline") == 0:
+            key = f"{where}.set.deadline"
+            raise InvalidPolicy(_at(text, lines.find(key), key), "0 would fail every access", "write a larger one")
 
 
 _PIN_FACTS = ("path", "site", "host")

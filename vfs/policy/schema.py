@@ -52,8 +52,7 @@ def values_table() -> str:
     ]
     for name, about in VALUES.items():
         default = value_text(getattr(DEFAULTS, name))
-        effect = f"not yet: with {about.comes_with}" if about.comes_with else about.effect
-        rows.append(f"| `{name}` | {about.unit} | {default} | {effect} | {about.text} | {about.why} |")
+        rows.append(f"| `{name}` | {about.unit} | {default} | {about.effect} | {about.text} | {about.why} |")
     return "\n".join(rows)
 
 

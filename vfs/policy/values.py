@@ -44,14 +44,12 @@ class About(msgspec.Struct, frozen=True):
         unit: how it is written.
         effect: when a change takes effect.
         why: where its default comes from.
-        comes_with: the part of Foremount that will heed it; "": it is heeded.
     """
 
     text: str
     unit: str
     effect: Effect
     why: str
-    comes_with: str = ""
 
 
 _NEXT, _ONCE = Effect.NEXT_OPEN, Effect.AT_ONCE
@@ -180,14 +178,13 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = FetchSize("1MiB..8MiB")
     cache: Annotated[
-        Literal["keep", "normal", "stream", "none"],
+        Literal["keep", "normal", "stream"],
         About(
-            "What becomes of fetched bytes: dropped last, dropped when least recently used, dropped once read, or not "
-            "kept on disk at all.",
-            "keep, normal, stream or none",
+            "Which fetched bytes go first where the cache needs room: those that are streamed, least recently used ones, and "
+            "last those that are to be kept; what is open never goes whole.",
+            "keep, normal or stream",
             _NEXT,
             "least recently used suits what nobody knows more about",
-            comes_with="cache classes",
         ),
     ] = "normal"
     write_durability: Annotated[
@@ -199,16 +196,6 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "who calls fsync and is not told otherwise expects the data to survive the host",
         ),
     ] = "remote"
-    sample_fallback: Annotated[
-        Literal["raw", "error"],
-        About(
-            "What a transformed sample that is not ready in time becomes: the raw bytes, or an error.",
-            "raw or error",
-            _NEXT,
-            "slower but right: the reader runs its own transform",
-            comes_with="transformed samples",
-        ),
-    ] = "raw"
     deadline: Annotated[
         Seconds,
         About(
@@ -227,24 +214,13 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "one request in twenty is later than the site's p95; without a replica there is nobody else to ask",
         ),
     ] = Hedge("after=p95")
-    memory: Annotated[
-        Bytes,
-        About(
-            "Bytes in flight at most, shared by all traffic that gets this value from the same rule.",
-            "size",
-            _ONCE,
-            "limits.memory of foremount.toml",
-            comes_with="budgets per rule",
-        ),
-    ] = Bytes(256 << 20)
     bandwidth: Annotated[
         Rate,
         About(
-            "Traffic with one site at most, shared by all traffic that gets this value from the same rule.",
+            "What is fetched from one site at most, shared by all that gets this value from the same rule.",
             "SIZE/s or unlimited",
             _ONCE,
             "only the admin knows whose link it is",
-            comes_with="budgets per rule",
         ),
     ] = Rate("unlimited")
     upload_bandwidth: Annotated[
@@ -293,11 +269,6 @@ else:
         frozen=True,
         forbid_unknown_fields=True,
     )
-
-
-def comes_with(name: str, value: Any) -> str:
-    """Return the part of Foremount that will heed this value, "" where it is heeded."""
-    return VALUES[name].comes_with
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:

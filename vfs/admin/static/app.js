@@ -5,7 +5,7 @@ import { drawForesight } from "/page/foresight.js";
 
 const POLL_MS = 3000, POINTS = 125, EVENTS_SHOWN = 100;
 const SOURCES = { cache: "c0", origin: "c2", replica: "c1", local: "c3", names: "c5" };
-const CAUSES = { latency: "c2", link: "c1", queue: "c3", names: "c5", memory: "c4", store: "c7", upload: "c0", retry: "c6",
+const CAUSES = { latency: "c2", link: "c1", queue: "c3", names: "c5", memory: "c4", budget: "c4", store: "c7", upload: "c0", retry: "c6",
                  deadline: "c9", agent: "c8" };
 const $ = (id) => document.getElementById(id);
 let token = sessionStorage.getItem("foremount-token") || "";

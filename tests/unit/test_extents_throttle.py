@@ -1,0 +1,100 @@
+"""Bytes pass at the rate that is stated, the more urgent first; time stands still unless it is told to move."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from vfs.clock import FakeClock
+from vfs.extents.fair import Priority
+from vfs.extents.throttle import Throttle
+
+RATE = 1e6
+
+
+class World:
+    """A throttle, and the names of those who have passed in order."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.throttle = Throttle(self.clock)
+        self.rate = RATE
+        self.passed: list[str] = []
+
+    def claim(self, name: str, size: int, priority: list[Priority]) -> asyncio.Task[None]:
+        """Begin to wait; `priority` holds one, which may be replaced."""
+
+        async def wait() -> None:
+            await self.throttle.passed(size, lambda: self.rate, lambda: priority[0])
+            self.passed.append(name)
+
+        return asyncio.create_task(wait())
+
+    async def until(self, count: int) -> None:
+        while len(self.passed) < count:
+            await asyncio.sleep(0)
+
+
+async def test_claim_goes_at_once_and_what_follows_waits_until_it_is_paid_for() -> None:
+    world = World()
+    first, second = (world.claim(name, 1000, [Priority.FOREGROUND]) for name in ("first", "second"))
+    await first
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert world.passed == ["first"]
+    world.clock.advance(1000 / RATE)
+    await second
+
+
+async def test_reader_passes_before_prefetches_that_came_earlier_and_those_that_he_joins_do_too() -> None:
+    world = World()
+    joined = [Priority.PREFETCH]
+    await world.claim("debt", 1000, [Priority.FOREGROUND])
+    tasks = [
+        world.claim("prefetch", 1000, [Priority.PREFETCH]),
+        world.claim("joined", 1000, joined),
+        world.claim("reader", 1000, [Priority.FOREGROUND]),
+    ]
+    await asyncio.sleep(0)
+    joined[0] = Priority.FOREGROUND
+    for count in (2, 3, 4):
+        world.clock.advance(1000 / RATE)
+        await world.until(count)
+    await asyncio.gather(*tasks)
+    assert world.passed == ["debt", "joined", "reader", "prefetch"]
+
+
+async def test_rate_that_is_raised_holds_for_those_who_wait() -> None:
+    world = World()
+    world.rate = 1.0
+    await world.claim("debt", 1000, [Priority.FOREGROUND])
+    waiting = world.claim("waiting", 1000, [Priority.FOREGROUND])
+    await asyncio.sleep(0)
+    world.rate = math.inf
+    await waiting
+
+
+async def test_who_gives_up_leaves_its_turn_to_the_next() -> None:
+    world = World()
+    await world.claim("debt", 1000, [Priority.FOREGROUND])
+    given_up = world.claim("given up", 1000, [Priority.FOREGROUND])
+    other = world.claim("other", 1000, [Priority.FOREGROUND])
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    world.clock.advance(1000 / RATE)
+    await other
+    assert world.passed == ["debt", "other"]
+
+
+async def test_bytes_that_go_along_are_paid_for_by_what_follows() -> None:
+    world = World()
+    await world.claim("first", 1000, [Priority.FOREGROUND])
+    world.throttle.charge(1000)
+    second = world.claim("second", 1, [Priority.FOREGROUND])
+    world.clock.advance(1000 / RATE)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert world.passed == ["first"]
+    world.clock.advance(1000 / RATE)
+    await second

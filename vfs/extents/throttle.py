@@ -1,0 +1,66 @@
+"""Lets bytes pass at a rate that an admin states and may change at any time, the more urgent first.
+
+Runs on the agent's loop; starts no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from vfs.clock import Clock
+from vfs.extents.fair import BURST_S, Priority, TokenBucket
+
+LOOK_S = 0.5
+"""Between two looks at the rate while a claim waits: one that was raised meanwhile holds for it too."""
+
+
+class Throttle:
+    """One rate, shared by all that pass here.
+
+    Invariant: of those who wait the most urgent goes first, of equal ones who came first.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._bucket = TokenBucket()
+        self._serial = itertools.count()
+        self._waiting: list[tuple[Callable[[], Priority], int]] = []
+        self._changed = asyncio.Event()
+
+    async def passed(self, size: int, rate: Callable[[], float], priority: Callable[[], Priority]) -> None:
+        """Return when `size` bytes may go.
+
+        Args:
+            rate: bytes per second as it is stated now.
+            priority: of who waits, which may rise meanwhile.
+        Cancellation: nothing has passed.
+        """
+        claim = (priority, next(self._serial))
+        self._waiting.append(claim)
+        try:
+            while wait_s := self._wait_s(claim, rate()):
+                changed = self._changed
+                try:
+                    async with asyncio.timeout(wait_s):
+                        await changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._waiting.remove(claim)
+            self._changed.set()
+            self._changed = asyncio.Event()
+        self.charge(size)
+
+    def charge(self, size: int) -> None:
+        """Count bytes that go along with what has passed: what follows waits for them."""
+        self._bucket.take(size, self._clock.monotonic_s())
+
+    def _wait_s(self, claim: tuple[Callable[[], Priority], int], rate: float) -> float:
+        """Return how long to wait before looking again; 0: it may go."""
+        now_s = self._clock.monotonic_s()
+        self._bucket.set_rate(rate, rate * BURST_S, now_s)
+        if min(self._waiting, key=lambda each: (each[0](), each[1])) is not claim:
+            return LOOK_S
+        return min(self._bucket.wait_s(now_s), LOOK_S)
