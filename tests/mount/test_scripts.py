@@ -91,6 +91,37 @@ def test_mount_by_type_as_fstab_does_twice_and_read_only(place: Place, helper: P
     wait_until(lambda: foremount("status", str(place.root), check=False).stdout.count("not mounted"), "the keeper to end")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("automount", path="/usr/sbin:/sbin"), reason="autofs is not installed")
+@pytest.mark.skipif(not os.path.exists("/dev/autofs"), reason="this kernel has no autofs")
+def test_autofs_mounts_at_the_first_access_and_ends_the_mount_when_it_is_idle(place: Place, helper: Path) -> None:
+    auto, master = place.base / "auto", place.base / "auto.master"
+    auto.mkdir()
+    master.write_text(f"{auto} {place.base}/auto.lake --timeout=1\n")
+    (place.base / "auto.lake").write_text(f"lake -fstype=foremount,foremount={COMMAND} :{place.config}\n")
+    words = ["automount", "--foreground", "--pid-file", str(place.base / "pid"), str(master)]
+    # A session of its own: autofs takes whoever is in its daemon's process group for the daemon.
+    with (
+        (place.base / "log").open("wb") as log,
+        subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True) as automount,
+    ):
+        try:
+            watched = f"autofs on {auto}"
+            wait_until(lambda: [e for e in mountinfo.read() if (e.fs_type, e.mountpoint) == ("autofs", str(auto))], watched)
+            assert (auto / "lake/file").read_bytes() == b"of the disk"
+
+            def kinds() -> list[str]:
+                return [entry.fs_type for entry in mountinfo.read() if entry.mountpoint == str(auto / "lake")]
+
+            assert kinds() == ["fuse.foremount"]
+            wait_until(lambda: not kinds(), "an end of the idle mount")
+            assert (auto / "lake/file").read_bytes() == b"of the disk"  # and it comes again
+        finally:
+            automount.send_signal(signal.SIGUSR2)  # ends, with all that is mounted
+            assert automount.wait(30) == 0, (place.base / "log").read_text()
+    assert not [entry for entry in mountinfo.read() if entry.mountpoint.startswith(str(auto))]
+
+
 @pytest.mark.parametrize(
     ("config", "option", "status", "said"),
     [

@@ -108,7 +108,7 @@ def check_places(loaded: Config, config_path: str, mountpoint: str, directory: R
 
 
 def start_keeper(directory: RunDir, options: Options, timeout_s: float) -> int:
-    """Start the keeper in a session of its own; return its pid once the mount answers.
+    """Start the keeper, which leaves for a session of its own; return its pid once the mount answers.
 
     Raises:
         ForemountError: it did not come up, with its reason and the last lines of its logs. It is gone then.
@@ -124,7 +124,6 @@ def start_keeper(directory: RunDir, options: Options, timeout_s: float) -> int:
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
-            start_new_session=True,
             env=child_environ(),
         )
     os.close(writing)

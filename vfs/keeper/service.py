@@ -11,6 +11,7 @@ look that up. When its connection has ended, by whatever hand, the child ends, a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import json
@@ -155,6 +156,8 @@ class Keeper:
                 self._mount()
             except mounting.CantMount as exc:
                 return self._fail(str(exc))
+            with contextlib.suppress(PermissionError):  # it leads a session already, in the foreground
+                os.setsid()  # not before: autofs lets its own process group alone come to a place that it has mounted
             self._carry_out(self.supervisor.begin(time.monotonic()))
             while self.ended is None:
                 self._turn()
