@@ -109,7 +109,7 @@ class StagedNames:
 
     async def _settled(self, path: LakePath, node: Staged) -> Node:
         """Return what is there: the node still, unless the origin has moved on to another version."""
-        if node.at is None or node.at.path != self._point.site_path(path):
+        if node.at is None or not self._area.is_in_place(node) or not self._area.shows_origin(node):
             return self.attributes(node)
         try:
             found: Node | None = await self._remote.lookup(path)

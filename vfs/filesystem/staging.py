@@ -176,6 +176,11 @@ class StagingArea:
             return False
         return node.at.path == point.site_path(path)
 
+    def shows_origin(self, node: Staged) -> bool:
+        """Return whether the origin is asked for what lies beside a node: without the node its object would be seen."""
+        above = self.nodes.get(node.parent)
+        return above is None or above.through or self.is_in_place(above)
+
     def uploads_serial(self) -> int:
         """Return a number that is another one whenever the agent has noted something."""
         return self._catalog.uploads_serial()
@@ -425,7 +430,7 @@ class StagingArea:
         return not node.mode if node.through else self._is_settled_since(node, before_ns)
 
     def _is_settled_since(self, node: Staged, before_ns: int) -> bool:
-        return node.settled and node.settled_ns < before_ns and self.is_in_place(node)
+        return node.settled_ns < before_ns and self.is_in_place(node) and self.shows_origin(node)
 
     def _origin_agrees(self, node: Staged) -> bool:
         """Return whether the origin's listing, as far as there is one, was begun after it had the object."""

@@ -290,7 +290,13 @@ class Publisher:
 
         sender, resumed = self._sender(path, point), resume_of(old)
         upload = resumed.upload if resumed is not None and resumed.site == point.site else None
-        sent = await sender.send(file, to, self._token(node, to), upload, begun, arrived, still_wanted)
+        try:
+            sent = await sender.send(file, to, self._token(node, to), upload, begun, arrived, still_wanted)
+        except NotFound:  # its parts are gone: what the origin may show stays noted, but nothing is resumed
+            if (gone := resume_of(record)) is not None:
+                forgotten = Resume(gone.site, replace(gone.upload, token=""))
+                self._wanted.note(node.id, replace(record, resume=noted(forgotten)))
+            raise
         self._counters["files"] += 1
         done = replace(
             record,

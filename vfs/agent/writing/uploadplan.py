@@ -135,9 +135,7 @@ def waits_below(step: Step, node: Staged) -> bool:
     match step:
         case Remove(_, directory):
             return directory
-        case MakeDirectory():
-            return True
-        case Send() | Move():
+        case MakeDirectory() | Send() | Move():
             return node.hides is StagedKind.DIRECTORY
         case _:
             return False
@@ -145,7 +143,7 @@ def waits_below(step: Step, node: Staged) -> bool:
 
 def clears_below(step: Step, node: Staged) -> bool:
     """Return whether a step removes the directories that were left in the directory of that name."""
-    return waits_below(step, node) and (isinstance(step, Remove) or node.hides is StagedKind.DIRECTORY)
+    return waits_below(step, node)
 
 
 def old_markers(nodes: StagedNodes, node: Staged) -> list[Staged]:

@@ -484,10 +484,14 @@ class Uploads:
             entry = await self._sites[point.site].stat(record.at.path)
         except ForemountError:
             return
-        old, new = record.at.version, entry.version
-        if is_unchanged(old, new) and self._catalog.upload(node.id) == record:
+        old, new, now = record.at.version, entry.version, self._catalog.upload(node.id)
+        if (
+            is_unchanged(old, new)
+            and now is not None
+            and (now.seq, now.state, now.at) == (record.seq, record.state, record.at)
+        ):
             self._catalog.put(path, Known(Entry(split(path)[1], Kind.FILE, new), self._clock.wall_ns()))
-            self.note(node.id, replace(record, at=At(record.at.path, new)))
+            self.note(node.id, replace(now, at=At(record.at.path, new)))
 
     # What a step asks while it goes on (`publishing.Wanted`)
 
