@@ -211,8 +211,9 @@ def test_sample_that_may_not_begin_at_the_last_moment_goes_out_raw_with_the_boun
         wait_until(lambda: found.status()["queue"]["held"].get(reason), "samples that may not begin")
         found.tell(11, ranks=[0])
         reasons = {envelope.reason for envelope, _ in found.group(11, 0).values()}
-        assert reason in reasons and reasons <= {reason, None}
-        assert found.status()["jobs"]["run7"]["raw"].keys() == {reason}
+        assert reason in reasons
+        assert reasons <= {reason, None, Reason.LATE}, "what had begun is ready, or was aborted"
+        assert reason in found.status()["jobs"]["run7"]["raw"]
 
 
 @pytest.mark.slow
