@@ -1,27 +1,18 @@
-"""`foremount.toml`: which sites there are, what is mounted where, and the limits of this host.
+"""What `foremount.toml` may say: tables, keys, types and defaults, and how they are read together. Pure: no I/O, no clock.
 
-Pure but for `load`, which reads one file. Defaults live here, once, with their origin. What admins change while it runs is
-not here but in the policy documents.
+Defaults live here, once, with their origin.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
-import tomllib
-import typing
-from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
 import msgspec
 
-from vfs.errors import InvalidConfig
 from vfs.model import LakePath, SiteName, SitePath, join
-from vfs.units import Bytes, Seconds, decode_unit
+from vfs.units import Bytes, Seconds
 
-LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -29,7 +20,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pass
 
 
-class _Tls(_Document, frozen=True, kw_only=True):
+class TlsFiles(_Document, frozen=True, kw_only=True):
     """PEM files of one side of a line between hosts, read again when they change (`vfs/tls.py`).
 
     Attributes:
@@ -67,8 +58,8 @@ class _Site(_Document, frozen=True, kw_only=True):
     readers: Annotated[int, msgspec.Meta(ge=1)] = READERS_PER_COPY
 
 
-class _WebSite(_Site, frozen=True, kw_only=True):
-    """A site that is spoken to over HTTP(S). The three: as in `_Tls`."""
+class WebSite(_Site, frozen=True, kw_only=True):
+    """A site that is spoken to over HTTP(S). The three: as in `TlsFiles`."""
 
     certificate: str = ""
     key: str = ""
@@ -85,7 +76,7 @@ class LocalSite(_Site, frozen=True, tag_field="kind", tag="local"):
     path: str
 
 
-class HttpSite(_WebSite, frozen=True, tag_field="kind", tag="http"):
+class HttpSite(WebSite, frozen=True, tag_field="kind", tag="http"):
     """An HTTP(S) server that serves ranges.
 
     Attributes:
@@ -99,14 +90,14 @@ class HttpSite(_WebSite, frozen=True, tag_field="kind", tag="http"):
     """
 
     url: str
-    listing: typing.Literal["autoindex", "manifest"] = "autoindex"
+    listing: Literal["autoindex", "manifest"] = "autoindex"
     manifest: str = "manifest.json"
     headers_file: str | None = None
     connections: int = 32
-    writes: typing.Literal["no", "put", "webdav"] = "no"
+    writes: Literal["no", "put", "webdav"] = "no"
 
 
-class WebHdfsSite(_WebSite, frozen=True, tag_field="kind", tag="webhdfs"):
+class WebHdfsSite(WebSite, frozen=True, tag_field="kind", tag="webhdfs"):
     """HDFS through WebHDFS.
 
     Attributes:
@@ -232,7 +223,7 @@ class Limits(_Document, frozen=True):
     read_ahead: Bytes = Bytes(64 << 10)
 
 
-class Admin(_Tls, frozen=True):
+class Admin(TlsFiles, frozen=True):
     """The admin API over TCP. The Unix socket in the run directory is always there.
 
     Attributes:
@@ -250,7 +241,7 @@ SAMPLES_READ_AHEAD = 4 << 20
 """The kernel's, on samples too large to be pushed: they are read whole and in order, from a local file."""
 
 
-class Samples(_Tls, frozen=True):
+class Samples(TlsFiles, frozen=True):
     """Samples of training jobs at `.jobs`. An empty table switches them on; without one there is no second mount.
 
     Attributes:
@@ -276,7 +267,7 @@ class Samples(_Tls, frozen=True):
     keys: str = ""
 
 
-class ReplicaServer(_Tls, frozen=True):
+class ReplicaServer(TlsFiles, frozen=True):
     """A server of copies on this host (docs/foresight.md).
 
     Attributes:
@@ -294,7 +285,7 @@ class ReplicaServer(_Tls, frozen=True):
     rate: Bytes = Bytes(0)
 
 
-class Foresight(_Tls, frozen=True):
+class Foresight(TlsFiles, frozen=True):
     """The controller of predictions and copies (docs/foresight.md). Without the table there is none.
 
     Attributes:
@@ -313,7 +304,7 @@ class Foresight(_Tls, frozen=True):
     tokens: str = ""
 
 
-class Node(_Tls, frozen=True):
+class Node(TlsFiles, frozen=True):
     """The node service (`foremount node`): transforms samples beside a site.
 
     Attributes:
@@ -338,7 +329,7 @@ class Node(_Tls, frozen=True):
 
     address: str = ""
     tokens: str = ""
-    engine: typing.Literal["local", "ray"] = "local"
+    engine: Literal["local", "ray"] = "local"
     ray_address: str = ""
     ray_resource: str = "foremount"
     processes: int = 0
@@ -409,200 +400,10 @@ def mount_replicas(mount: Mount) -> list[Replica]:
     return found
 
 
-def load(path: str | os.PathLike[str]) -> Config:
-    """Read and check a configuration file.
-
-    Raises:
-        InvalidConfig: with the file, the key path or line, and a hint.
-    """
-    name = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as exc:
-        raise InvalidConfig(name, f"can't be read: {exc.strerror}", "name an existing file") from exc
-    except UnicodeDecodeError as exc:
-        raise InvalidConfig(name, "is not UTF-8 text") from exc
-    return parse(text, name)
-
-
-def parse(text: str, name: str = "foremount.toml") -> Config:
-    """Return the configuration that `text` states; `name` is for messages.
-
-    Raises:
-        InvalidConfig: as `load`.
-    """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise InvalidConfig(name, f"is no TOML: {exc}") from exc
-    try:
-        config = msgspec.convert(document, Config, dec_hook=decode_unit)
-    except msgspec.ValidationError as exc:
-        raise explain_mismatch(name, exc, Config) from exc
-    _check_references(config, name)
-    return config
-
-
-def explain_mismatch(
-    name: str, error: msgspec.ValidationError, root: Any, as_error: type[InvalidConfig] | Any = InvalidConfig
-) -> Any:
-    """Return msgspec's complaint as an error of ours with key path and, for an unknown key, the nearest known one."""
-    sentence, _, at = str(error).partition(" - at `")
-    where = at.rstrip("`").removeprefix("$").removeprefix(".")
-    unknown = re.search(r"unknown field `(.+?)`", sentence)
-    hint = ""
-    if unknown:
-        key = unknown[1]
-        where = f"{where}.{key}" if where else key
-        sentence = "unknown key"
-        close = difflib.get_close_matches(key, sorted(_field_names(root)), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "remove it, or see docs/configuration.md"
-    return as_error(f"{name}: {where}" if where else name, sentence, hint)
-
-
-def _field_names(kind: Any, seen: set[Any] | None = None) -> set[str]:
-    """Return every key that a document of this type may hold at any depth."""
-    seen = set() if seen is None else seen
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        if kind in seen:
-            return set()
-        seen.add(kind)
-        names = {field.encode_name for field in msgspec.structs.fields(kind)}
-        return names.union(*(_field_names(field.type, seen) for field in msgspec.structs.fields(kind)))
-    return set().union(*(_field_names(part, seen) for part in typing.get_args(kind)))
-
-
-def _check_references(config: Config, name: str) -> None:
-    """Refuse what is well typed but can't work."""
-    if not config.mounts:
-        raise InvalidConfig(f"{name}: mounts", "is empty", 'add a [[mounts]] table with "prefix" and "site"')
-    prefixes: set[str] = set()
-    for index, mount in enumerate(config.mounts):
-        where = f"{name}: mounts[{index}]"
-        prefix = mount_prefix(mount)
-        if prefix in prefixes:
-            raise InvalidConfig(f"{where}.prefix", f"{mount.prefix!r} is mounted twice", "give each mount its own prefix")
-        prefixes.add(prefix)
-        for site in (mount.site, *(replica.site for replica in mount_replicas(mount))):
-            if site not in config.sites:
-                known = ", ".join(sorted(config.sites)) or "none"
-                raise InvalidConfig(where, f"names the unknown site {site!r}", f"known sites: {known}")
-        if mount.writable and not can_be_written(config.sites[mount.site]):
-            hint = "S3, WebHDFS and local sites can, and HTTP sites with writes"
-            raise InvalidConfig(f"{where}.writable", f"site {mount.site!r} can't be written", hint)
-        if prefix.split("/")[0] == ".foremount":
-            raise InvalidConfig(f"{where}.prefix", "/.foremount belongs to the status files", "choose another prefix")
-        if prefix.split("/")[0] == ".jobs":
-            raise InvalidConfig(f"{where}.prefix", "/.jobs belongs to the samples of jobs", "choose another prefix")
-    _check_admin(config.admin, name)
-    _check_foresight(config.foresight, name)
-    _check_node(config.node, name)
-    _check_lines(config, name)
-    if config.staging.drain > DRAIN_S_MAX:
-        raise InvalidConfig(f"{name}: staging.drain", f"is more than {DRAIN_S_MAX:g}s, after which the agent is killed")
-    for site, kind in config.sites.items():
-        if isinstance(kind, LocalSite) and not os.path.isabs(kind.path):
-            raise InvalidConfig(f"{name}: sites.{site}.path", f"{kind.path!r} is not absolute")
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Return the two parts of "host:port"; an IPv6 address stands in brackets.
-
-    Raises:
-        ValueError: it has not both.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{address!r} is no host:port")
-    return host.strip("[]"), int(port)
-
-
-def _address(text: str, where: str) -> tuple[str, int]:
-    """Return host and port; raises InvalidConfig with where the text stands."""
-    try:
-        return host_and_port(text)
-    except ValueError as exc:
-        raise InvalidConfig(where, str(exc), 'write "host:port"') from exc
-
-
-def is_plain_elsewhere(url: str) -> bool:
-    """Return whether a URL leads to another host without TLS."""
-    parts = urlsplit(url)
-    return parts.scheme == "http" and parts.hostname not in LOOPBACK
-
-
-def _check_lines(config: Config, name: str) -> None:
-    """Refuse lines between hosts that anybody on the way could read or answer."""
-    tables: dict[str, _Tls | None] = {
-        key: getattr(config, key) for key in ("admin", "node", "samples", "replica_server", "foresight")
-    }
-    sites = {f"sites.{key}": site for key, site in config.sites.items() if isinstance(site, _WebSite)}
-    for where, table in {**tables, **sites}.items():
-        if table is not None and bool(table.certificate) != bool(table.key):
-            raise InvalidConfig(f"{name}: {where}", "has one of certificate and key", "name both, or none")
-    for where in ("replica_server", "foresight"):
-        address, table = getattr(tables[where], "address", ""), tables[where]
-        if not address or table is None:
-            continue
-        host, _ = _address(address, f"{name}: {where}.address")
-        if host not in LOOPBACK and not table.certificate:
-            raise InvalidConfig(f"{name}: {where}.certificate", "is missing", "other hosts are spoken to with TLS alone")
-        if table.authority and not table.certificate:
-            raise InvalidConfig(f"{name}: {where}.certificate", "is missing", "who asks for certificates has to show one")
-    asked = {"samples.nodes": config.samples.nodes if config.samples else []}
-    asked["foresight.controllers"] = config.foresight.controllers if config.foresight else []
-    for where, urls in asked.items():
-        for url in filter(is_plain_elsewhere, urls):
-            raise InvalidConfig(f"{name}: {where}", f"{url!r} is not encrypted", "write https://")
-
-
-def _check_foresight(foresight: Foresight | None, name: str) -> None:
-    """Refuse a controller on the network that would believe anybody."""
-    if foresight is None:
-        return
-    if (foresight.address or foresight.controllers) and not foresight.tokens:
-        hint = "what goes over the network is signed; openssl rand -hex 24 makes a secret"
-        raise InvalidConfig(f"{name}: foresight.tokens", "is missing", hint)
-
-
 def foresight_store(config: Config) -> str:
     """Return where the shared catalog of a controller is."""
     assert config.foresight is not None
     return config.foresight.store or os.path.join(config.cache.directory, "foresight")
-
-
-def _check_admin(admin: Admin, name: str) -> None:
-    """Refuse TCP without TLS and tokens."""
-    if admin.traces and not admin.traces.startswith(("http://", "https://")):
-        raise InvalidConfig(f"{name}: admin.traces", "is no URL", 'write "http://collector:4318/v1/traces"')
-    if not admin.address:
-        return
-    _address(admin.address, f"{name}: admin.address")
-    for key in ("certificate", "key", "tokens"):
-        if not getattr(admin, key):
-            hint = "the API goes over TCP with TLS and tokens only; the Unix socket needs neither"
-            raise InvalidConfig(f"{name}: admin.{key}", "is missing", hint)
-
-
-def _check_node(node: Node, name: str) -> None:
-    """Refuse TCP to other hosts without TLS, and numbers that make no sense."""
-    if not node.address:
-        return
-    host, _ = _address(node.address, f"{name}: node.address")
-    needed = ["tokens"]
-    if host not in LOOPBACK or node.certificate or node.authority:
-        needed += ["certificate", "key"]
-    for key in needed:
-        if not getattr(node, key):
-            raise InvalidConfig(f"{name}: node.{key}", "is missing", "the node service needs tokens, and TLS for other hosts")
-    if node.operators and not node.keys:
-        raise InvalidConfig(f"{name}: node.keys", "is missing", "operators of one's own are signed: foremount operator sign")
-    if not 0 <= node.cpu <= 1 or not 0 <= node.memory_free < 1 or node.queue <= 0 or node.sample_memory <= 0:
-        raise InvalidConfig(
-            f"{name}: node", "has a bound that lets nothing through", "0 < cpu <= 1, queue and sample_memory > 0"
-        )
-    if node.processes < 0 or node.samples_per_process < 1:
-        raise InvalidConfig(f"{name}: node", "has no processes", "processes >= 0, samples_per_process >= 1")
 
 
 def can_be_written(site: SiteConfig) -> bool:
