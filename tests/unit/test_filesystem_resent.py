@@ -34,10 +34,18 @@ class Died(Exception):
     """Stands for a kill: the tree has done it, and nothing after that happens."""
 
 
+async def make_link(fs: FileSystem, work: Ino) -> None:
+    await fs.make_link((await fs.lookup(work, b"old")).ino, work, b"new")
+
+
 CHANGES: dict[str, tuple[Step, Callable[[Path], bool]]] = {
     "mkdir": (lambda fs, work: fs.make_directory(work, b"new", 0o755, OWNER), lambda disk: (disk / "new").is_dir()),
     "create": (lambda fs, work: fs.make_node(work, b"new", 0o100644, OWNER), lambda disk: (disk / "new").is_file()),
     "symlink": (lambda fs, work: fs.make_symlink(work, b"new", b"x", OWNER), lambda disk: (disk / "new").is_symlink()),
+    "link": (
+        lambda fs, work: make_link(fs, work),
+        lambda disk: (disk / "new").exists() and (disk / "new").samefile(disk / "old"),
+    ),
     "unlink": (lambda fs, work: fs.remove(work, b"old", directory=False), lambda disk: not (disk / "old").exists()),
     "rmdir": (lambda fs, work: fs.remove(work, b"dir", directory=True), lambda disk: not (disk / "dir").exists()),
     "rename": (
