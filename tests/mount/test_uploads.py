@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -107,6 +108,14 @@ def test_close_with_remote_durability_returns_when_the_origin_has_the_file(dav: 
     lake, origin = dav
     write(lake.root / "lake/remote/b.bin", BIG)
     assert (origin / "remote/b.bin").read_bytes() == BIG
+
+
+def test_close_of_a_forked_child_with_remote_durability_returns_when_the_origin_has_the_file(dav: tuple[Lake, Path]) -> None:
+    lake, origin = dav
+    with (lake.root / "lake/remote/c.bin").open("wb", buffering=0) as file:
+        file.write(BIG)
+        subprocess.run(["true"], pass_fds=[file.fileno()], check=True)
+        assert (origin / "remote/c.bin").read_bytes() == BIG
 
 
 def test_with_local_durability_the_file_comes_to_the_origin_by_itself(dav: tuple[Lake, Path]) -> None:
