@@ -39,7 +39,7 @@ def policies(tmp_path: Path) -> Policies:
 async def agent(tmp_path: Path, policies: Policies) -> AsyncIterator[AdminClient]:
     socket_path = str(tmp_path / "admin.sock")
     absent = cast(Any, None)
-    api = Api(absent, absent, absent, policies, absent, Events(FakeClock()), dict)
+    api = Api(absent, absent, absent, policies, absent, absent, Events(FakeClock()), dict)
     async with serve_unix(socket_path, api.application(local=True)):
         yield AdminClient(socket_path, 10)
 

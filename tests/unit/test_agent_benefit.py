@@ -9,7 +9,7 @@ from tests.unit.test_foresight_board import replica
 from vfs.agent.foresight.benefit import CONTROL_BYTES, CONTROL_S, Benefit
 from vfs.clock import FakeClock
 from vfs.errors import Unavailable
-from vfs.extents.fair import Priority
+from vfs.extents.fair import Flow, Priority
 from vfs.extents.layout import Identity
 from vfs.extents.requests import Served
 from vfs.foresight.model import FileCopy, ReplicaReads
@@ -43,7 +43,7 @@ class Line:
         return None if self.mib_s is None else self.mib_s * length / (1 << 20)
 
     async def read(
-        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: str, weight: float
+        self, source: Identity, offset: int, length: int, priority: Priority, *, flow: Flow
     ) -> AsyncIterator[bytes]:
         assert priority is Priority.BACKGROUND
         self.controls.append((source, offset, length))
