@@ -135,6 +135,14 @@ def run(parser: Needs[T], read: Callable[[int, int], bytes]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
+def advance(parser: Needs[T], body: bytes | None) -> tuple[tuple[int, int] | None, T | None]:
+    """Give a parser what it asked for, None to begin; return what it asks for next, or what it found."""
+    try:
+        return (next(parser) if body is None else parser.send(body)), None
+    except StopIteration as end:
+        return None, end.value
+
+
 def want(offset: int, length: int, size: int) -> Needs[bytes]:
     """Ask for one range.
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from vfs.agent.foresight.copying import Read
 from vfs.checkpoints import dcp
-from vfs.checkpoints.layout import Layout, Needs, NoLayout
+from vfs.checkpoints.layout import Layout, Needs, advance
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.checkpoints.recognise import described_by, recognise
 from vfs.errors import ForemountError
@@ -58,7 +58,7 @@ async def _layouts(files: Mapping[str, ManifestFile], origin: SiteName, read: Re
         async with turns:
             try:
                 return await _parsed(Identity(origin, file.at, file.version), parser, read)
-            except (NoLayout, ForemountError) as exc:
+            except ForemountError as exc:
                 log.info("where the tensors of %s lie is not known: %s", file.at, exc)
                 return None
 
@@ -77,19 +77,11 @@ async def _layouts(files: Mapping[str, ManifestFile], origin: SiteName, read: Re
 
 async def _parsed(source: Identity, parser: Needs[T], read: Read) -> T:
     """Return what a parser makes of an object. Parsing may take seconds, and runs in a thread."""
-    need, found = await asyncio.to_thread(_advance, parser, None)
+    need, found = await asyncio.to_thread(advance, parser, None)
     while need is not None:
         body = bytearray()
         async for piece in read(source, *need, Priority.PREDICTIVE, flow=Flow(f"layout {source.path}")):
             body += piece
-        need, found = await asyncio.to_thread(_advance, parser, bytes(body))
+        need, found = await asyncio.to_thread(advance, parser, bytes(body))
     assert found is not None
     return found
-
-
-def _advance(parser: Needs[T], body: bytes | None) -> tuple[tuple[int, int] | None, T | None]:
-    """Give a parser what it asked for, None to begin; return what it asks for next, or what it found."""
-    try:
-        return (next(parser) if body is None else parser.send(body)), None
-    except StopIteration as end:
-        return None, end.value

@@ -12,11 +12,11 @@ import asyncio
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from vfs.agent.reading.holding import Holding
 from vfs.checkpoints import dcp, tar
-from vfs.checkpoints.layout import Layout, Needs, NoLayout
+from vfs.checkpoints.layout import Layout, Needs, NoLayout, advance
 from vfs.checkpoints.recognise import described_by, index_of, recognise
 from vfs.errors import NotFound
 from vfs.extents.fair import Priority
@@ -124,33 +124,19 @@ class CachedLayouts:
     async def _read(self, identity: Identity, parser: Needs[T]) -> T:
         """Return what a parser finds in an object that is held."""
         key = identity.key
-        step = await asyncio.to_thread(_advance, parser, None)
-        while step.need is not None:
-            offset, length = step.need
-            root = await self._fetcher.ensure(identity, offset, length, Priority.FOREGROUND)
-            step = await asyncio.to_thread(_advance, parser, (root, key, offset, length))
-        assert step.found is not None
-        return step.found
+        need, found = await asyncio.to_thread(advance, parser, None)
+        while need is not None:
+            root = await self._fetcher.ensure(identity, *need, Priority.FOREGROUND)
+            need, found = await asyncio.to_thread(_advance_cached, parser, root, key, need)
+        assert found is not None
+        return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Step(Generic[T]):
-    """What a parser asked for, or found."""
-
-    need: tuple[int, int] | None
-    found: T | None
-
-
-def _advance(parser: Needs[T], place: tuple[str, ObjectKey, int, int] | None) -> _Step[T]:
-    """Give a parser what it asked for, verified; returns how it goes on. In a thread.
-
-    Args:
-        place: store, key, offset and length of what it asked for; None: it has not begun.
-    """
-    try:
-        return _Step(next(parser) if place is None else parser.send(_read_cached(*place)), None)
-    except StopIteration as end:
-        return _Step(None, end.value)
+def _advance_cached(
+    parser: Needs[T], root: str, key: ObjectKey, need: tuple[int, int]
+) -> tuple[tuple[int, int] | None, T | None]:
+    """Give a parser what it asked for, verified; as `advance`. In a thread."""
+    return advance(parser, _read_cached(root, key, *need))
 
 
 def _read_cached(root: str, key: ObjectKey, offset: int, length: int) -> bytes:
