@@ -61,7 +61,7 @@ class Spending:
             return
         self._flushed_s = now_s
         lease = await self._store.lease(HOUR_S)
-        for mechanism, size in list(self._fresh.items()):
+        for mechanism, size in (+self._fresh).items():  # those alone that have copied something
             key = keys.spent_prefix(mechanism) + uuid.uuid4().hex
             await self._store.write([Put(key, str(size).encode(), lease)])
             self._fresh[mechanism] -= size
