@@ -221,34 +221,26 @@ def _site(index: int) -> SiteName:
 def _wanted(number: int, *, urgent: bool) -> Hint:
     """Return a hint whose copy is really made."""
     sign = Urgency(parameters=7e10, severity=severity(8, 0)) if urgent else Urgency(parameters=7e9 * (1 + number % 5))
-    name = hint_id(JobName("bench"), Mechanism.CHECKPOINTS, CKPT, number, EVAL)
+    return _made(JobName("bench"), CKPT, number, sign)
+
+
+def _hint(number: int) -> Hint:
+    job = f"run{number % JOBS}"
+    return _made(JobName(job), LakePath(f"ckpt/{job}/step_{number}"), number, Urgency())
+
+
+def _made(job: JobName, path: LakePath, step: int, urgency: Urgency) -> Hint:
     return Hint(
-        id=name,
-        job=JobName("bench"),
+        id=hint_id(job, Mechanism.CHECKPOINTS, path, step, EVAL),
+        job=job,
         mechanism=Mechanism.CHECKPOINTS,
-        path=CKPT,
+        path=path,
         site=EVAL,
         why="bench",
         confidence=0.9,
         ttl_s=3600.0,
-        step=number,
-        urgency=sign,
-    )
-
-
-def _hint(number: int) -> Hint:
-    job, path, site = JobName(f"run{number % JOBS}"), LakePath(f"ckpt/run{number % JOBS}/step_{number}"), SiteName("eval")
-    name = hint_id(job, Mechanism.CHECKPOINTS, path, number, site)
-    return Hint(
-        id=name,
-        job=job,
-        mechanism=Mechanism.CHECKPOINTS,
-        path=path,
-        site=site,
-        why="bench",
-        confidence=0.9,
-        ttl_s=3600.0,
-        step=number,
+        step=step,
+        urgency=urgency,
     )
 
 
