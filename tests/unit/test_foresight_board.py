@@ -71,11 +71,11 @@ def test_readers_that_a_new_watch_does_not_name_are_gone() -> None:
 
 
 def test_only_the_records_that_changed_last_are_kept() -> None:
-    latest = Latest(2)
+    latest = Latest[LedgerEntry](2)
     for number in (1, 2, 1, 3):
         latest.put(str(number), entry(number))
     latest.remove("1")
-    assert [each.made_ns for each in latest.values() if isinstance(each, LedgerEntry)] == [3]
+    assert [each.made_ns for each in latest.values()] == [3]
 
 
 def test_copies_lie_on_the_map_by_rack_with_their_phases() -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
 
 import msgspec
 
 from vfs.foresight.model import JobName, LedgerEntry, Phase, ReplicaId, ReplicaRecord
 from vfs.model import LakePath, SiteName
 
+T = TypeVar("T")
 BUCKET_S = 5.0
 BUCKETS = 60
 EVALUATIONS_SHOWN = 40
@@ -127,14 +129,14 @@ class Heat:
             self._peaks.append((bucket, counts))
 
 
-class Latest:
+class Latest(Generic[T]):
     """The records that were changed last: as many as are shown, whatever there is."""
 
     def __init__(self, kept_max: int) -> None:
         self._kept_max = kept_max
-        self._records: OrderedDict[str, msgspec.Struct] = OrderedDict()
+        self._records: OrderedDict[str, T] = OrderedDict()
 
-    def put(self, key: str, record: msgspec.Struct) -> None:
+    def put(self, key: str, record: T) -> None:
         self._records[key] = record
         self._records.move_to_end(key)
         if len(self._records) > self._kept_max:
@@ -143,7 +145,7 @@ class Latest:
     def remove(self, key: str) -> None:
         self._records.pop(key, None)
 
-    def values(self) -> Iterable[msgspec.Struct]:
+    def values(self) -> Iterable[T]:
         return self._records.values()
 
 

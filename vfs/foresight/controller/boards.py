@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from vfs.backoff import doubled_s
 from vfs.clock import Clock
@@ -33,15 +32,15 @@ class Boards:
         self._clock = clock
         self._racks = racks
         self._heat = Heat()
-        self._entries, self._replicas = Latest(ENTRIES_KEPT), Latest(REPLICAS_KEPT)
+        self._entries = Latest[LedgerEntry](ENTRIES_KEPT)
+        self._replicas = Latest[ReplicaRecord](REPLICAS_KEPT)
 
     async def board(self) -> Board:
         """Return what is known now."""
         leader = await self._store.get(keys.LEADER)
-        entries: Any = self._entries.values()
-        replicas: Any = self._replicas.values()
+        name = leader.value.decode() if leader is not None else ""
         heat = self._heat.over_time(self._clock.monotonic_s())
-        return board_of(leader.value.decode() if leader is not None else "", entries, replicas, heat, self._racks)
+        return board_of(name, self._entries.values(), self._replicas.values(), heat, self._racks)
 
     async def follow(self) -> None:
         """Follow the store until it is cancelled."""
