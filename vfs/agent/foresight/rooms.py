@@ -132,7 +132,8 @@ async def controlling(
                 hint = msgspec.structs.replace(hint, hot=hot)
             labels: Labels = known.labels if known is not None and known.labels is not None else hint.labels
             whole = known.bytes if known is not None else 0
-            size = whole if any(not each.length for each in hint.hot) else sum(each.length for each in hint.hot) or whole
+            lengths = [each.length for each in hint.hot]
+            size = sum(lengths) if lengths and all(lengths) else whole
             rules = governed.rules(hint.mechanism, hint.path)
             return places(hint, labels, rules, origin=point.site, sites=now, bytes_needed=size, used=controller.used)
 
