@@ -278,8 +278,7 @@ async def mounted(
         try:
             yield room
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await _end(task)
 
 
 def _log_bug(done: asyncio.Task[None]) -> None:
