@@ -57,6 +57,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     duties: Labels = Labels()
     names: Mapping[str, str] = {}
 
+    def switched_off(self, mechanism: Mechanism) -> str:
+        """Return by which rule a mechanism makes no copies; "" where it makes some."""
+        return "" if self.on else f"{mechanism} is switched off by rule {self.names.get('on', 'default')}"
+
     def refusal(self, labels: Labels, place: PlaceFacts) -> str:
         """Return which rule forbids a copy of a checkpoint with these duties at a place, and who stated it; "" for none."""
         said = ruling(merged(labels, self.duties), place, 0.0)
@@ -105,9 +109,8 @@ def places(
         used: bytes that copies take already, by site and mechanism.
     """
     duties = merged(labels, rules.duties)
-    if not rules.on:
-        refused = f"{hint.mechanism} is switched off by rule {rules.names.get('on', 'default')}"
-        return [Place(site=hint.site, refused=refused, labels=duties)]
+    if is_off := rules.switched_off(hint.mechanism):
+        return [Place(site=hint.site, refused=is_off, labels=duties)]
     ask = _Asked(hint, labels, rules, sites, bytes_needed, used)
     if hint.mechanism is Mechanism.HOT_FILES:
         return _for_crowd(ask, origin)

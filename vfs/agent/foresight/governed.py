@@ -52,10 +52,8 @@ class Governed:
 
     def forbids(self, replica: ReplicaRecord) -> str:
         rules = self.rules(replica.mechanism, replica.path)
-        if not rules.on:
-            return f"{replica.mechanism} is switched off by rule {rules.names['on']}"
         place = self._facts.get(replica.site, SiteFacts()).place
-        return rules.refusal(replica.labels, place)
+        return rules.switched_off(replica.mechanism) or rules.refusal(replica.labels, place)
 
     def room(self, replica: ReplicaRecord, used: Mapping[tuple[SiteName, Mechanism], int], spent: int) -> tuple[int, str]:
         allowance, rules = self.allowance(replica.mechanism, replica.path), self.rules(replica.mechanism, replica.path)
