@@ -111,17 +111,18 @@ def places(
     duties = merged(labels, rules.duties)
     if is_off := rules.switched_off(hint.mechanism):
         return [Place(site=hint.site, refused=is_off, labels=duties)]
-    ask = _Asked(hint, labels, rules, sites, bytes_needed, used)
+    ask = _Asked(hint, labels, duties, rules, sites, bytes_needed, used)
     if hint.mechanism is Mechanism.HOT_FILES:
         return _for_crowd(ask, origin)
     return [ask.judged(hint.site)]
 
 
 class _Asked(NamedTuple):
-    """What `places` was asked."""
+    """What `places` was asked; `duties`: those of the checkpoint and the policy's together."""
 
     hint: Hint
     labels: Labels
+    duties: Labels
     rules: Rules
     sites: Mapping[SiteName, SiteFacts]
     bytes_needed: int
@@ -129,10 +130,9 @@ class _Asked(NamedTuple):
 
     def governed(self, site: SiteName) -> Place:
         """Return a place as far as duties go."""
-        facts, duties = self.sites.get(site, SiteFacts()), merged(self.labels, self.rules.duties)
-        said = ruling(duties, facts.place, self.hint.ttl_s)
-        refused = self.rules.refusal(self.labels, facts.place)
-        return Place(site=site, root=facts.root, hot=self.hint.hot, refused=refused, expires_in_s=said.ttl_s, labels=duties)
+        facts = self.sites.get(site, SiteFacts())
+        ttl_s, refused = ruling(self.duties, facts.place, self.hint.ttl_s).ttl_s, self.rules.refusal(self.labels, facts.place)
+        return Place(site=site, root=facts.root, hot=self.hint.hot, refused=refused, expires_in_s=ttl_s, labels=self.duties)
 
     def judged(self, site: SiteName) -> Place:
         """Return a place as far as duties, room and quota go, in this order."""
