@@ -183,7 +183,7 @@ def copies(
     )
     if state["bears"]:
         click.echo("readers that a copy bears, measured: " + ", ".join(f"{site} {n}" for site, n in state["bears"].items()))
-    click.echo("\n".join(output.columns(rows, indent="")) if len(rows) > 1 else "no copies")
+    output.print_table(rows, "no copies")
 
 
 def _show_deleted(proofs: Any, *, as_json: bool) -> None:
@@ -197,7 +197,7 @@ def _show_deleted(proofs: Any, *, as_json: bool) -> None:
         counts = str(each["files"]), format_size(each["bytes"]), str(each["gone"])
         about = f"/{each['path']}  {each['why']}"
         rows.append((each["replica"], when, each["site"], *counts, proof["signed_by"] or "nobody", about))
-    click.echo("\n".join(output.columns(rows, indent="")) if len(rows) > 1 else "no copy was removed")
+    output.print_table(rows, "no copy was removed")
 
 
 @click.command()
@@ -218,7 +218,7 @@ def ledger(lines: bool, asked: Asked, as_json: bool) -> None:
         cost = format_size(each["wan_bytes"]), format_size(round(each["byte_hours"])), f"{each['cpu_s']:.1f}s"
         told = rate, f"{each['lead_s']:.1f}s", *sizes, str(each["fallbacks"]), *cost, f"{each['saved_s']:.1f}s"
         rows.append((each["job"], each["mechanism"], *counts, *told))
-    click.echo("\n".join(output.columns(rows, indent="")) if len(rows) > 1 else "no predictions yet")
+    output.print_table(rows, "no predictions yet")
     if lines:
         click.echo("\n".join(["", *output.columns([_HEAD, *map(time_line, found["entries"])], indent="")]))
 

@@ -60,3 +60,8 @@ def columns(rows: Sequence[tuple[str, ...]], indent: str = "  ") -> list[str]:
         (indent + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])).rstrip()
         for row in rows
     ]
+
+
+def print_table(rows: Sequence[tuple[str, ...]], nothing: str) -> None:
+    """Print rows below the first one, which names the columns; a sentence where there are none."""
+    click.echo("\n".join(columns(rows, indent="")) if len(rows) > 1 else nothing)

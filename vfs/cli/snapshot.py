@@ -73,7 +73,7 @@ def list_(mountpoint: str | None, as_json: bool) -> None:
                 each["pinned_by"] or "-",
             )
         )
-    click.echo("\n".join(output.columns(rows, indent="")) if found else "no snapshots")
+    output.print_table(rows, "no snapshots")
 
 
 @snapshot.command()
