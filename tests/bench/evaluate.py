@@ -36,6 +36,7 @@ from tests.bench.merge import digest_of
 from tests.bench.report import Outcome, Section
 from tests.bench.writing_job import JOB, MARKER, path_of
 from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.private import private
 from tests.servers.lifecycle import free_port
 from tests.servers.wan_origin import WanOrigin, wan_origin
 from vfs.training import Training
@@ -142,9 +143,7 @@ def _one(scratch: Path, origin: WanOrigin, source: Path, name: str) -> Timed:
     port, evaluated_at = free_port(), UNWANTED if name == "mispredicted" else EVALUATED
     for part in ("training", "evaluation/eval"):
         (scratch / part).mkdir(parents=True)
-    tokens = scratch / "tokens"
-    tokens.write_text("lake 0123456789abcdef0123\n")
-    tokens.chmod(0o600)
+    tokens = private(scratch / "tokens")
     lake = origin.root / scratch.name
     lake.mkdir()
     training = TRAINING.replace("URL", origin.near_url).replace("NAME", scratch.name)

@@ -22,6 +22,7 @@ from typing import Any
 from tests.bench.measure import NotHere
 from tests.bench.report import Outcome, Section
 from tests.lake import Lake, mounted, wait_until, why_no_mount
+from tests.private import private
 from tests.servers import Missing
 from tests.servers.etcd import etcd
 from tests.servers.lifecycle import free_ports, running
@@ -99,9 +100,7 @@ def _measure(base: Path, stores: list[str], rounds: int, stack: contextlib.ExitS
     """Return the seconds until each mount was offered each copy, and what the origin sent beyond control reads."""
     for name in ("origin", "eval"):
         (base / name).mkdir()
-    tokens = base / "tokens"
-    tokens.write_text("lake 0123456789abcdef0123\n")
-    tokens.chmod(0o600)
+    tokens = private(base / "tokens")
     origin = stack.enter_context(wan_origin(base / "origin", rtt_ms=0, mbit=0, log=base / "origin.log"))
     sites = SITES.replace("URL", origin.url).replace("EVAL", str(base / "eval")).replace("TOKENS", str(tokens))
     urls = [f"http://127.0.0.1:{port}" for port in free_ports(len(stores))]

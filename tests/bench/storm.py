@@ -28,6 +28,7 @@ from tests.bench.fetching import fetching
 from tests.bench.report import Outcome, Section
 from tests.bench.storm_model import Storm, hinted, paper_storm, simulate
 from tests.bench.svg import curves
+from tests.private import private
 from vfs import config
 from vfs.agent.foresight.copying import Copier
 from vfs.agent.foresight.rooms import meter_of
@@ -150,8 +151,7 @@ def _write_origin(root: Path, readers: int) -> dict[str, bytes]:
 @contextlib.contextmanager
 def _servers(base: Path, count: int) -> Iterator[list[str]]:
     """Run replica servers, a few in each of two processes; yields their addresses."""
-    (base / "tokens").write_text("write secret\n")
-    (base / "tokens").chmod(0o600)
+    private(base / "tokens", "write secret\n")
     (base / "headers").write_text("Authorization: Bearer secret\n")
     context = mp.get_context("fork")
     groups = [range(start, count, 2) for start in range(2)]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.node import NO_LOAD, TOKEN, node
+from tests.private import private
 from tests.worker import agent
 from vfs.errors import ForemountError, Unavailable
 from vfs.foresight.controller.remote import Remote
@@ -52,12 +53,6 @@ SAID = {
     "replica server": r"replica server on (\S+),",
     "controller": r"the controller answers at (\S+)",
 }
-
-
-def private(path: Path, text: str) -> Path:
-    path.write_text(text)
-    path.chmod(0o600)
-    return path
 
 
 class Links:

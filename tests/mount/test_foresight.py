@@ -19,6 +19,7 @@ import pytest
 
 from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until
 from tests.marks import MOUNT
+from tests.private import private
 from tests.servers.lifecycle import free_port, running
 from tests.servers.nginx import Nginx
 from tests.servers.skewed import environ
@@ -101,9 +102,7 @@ def world(nginx: Nginx) -> Iterator[World]:
         bases = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foremount-test-"))) for _ in range(3)]
         copies, port = bases[2] / "eval", free_port()
         copies.mkdir()
-        tokens = bases[2] / "tokens"
-        tokens.write_text("lake 0123456789abcdef0123\n")
-        tokens.chmod(0o600)
+        tokens = private(bases[2] / "tokens")
         sites = (
             SITES.replace("URL", f"{nginx.url}/dav/foresight/").replace("EVAL", str(copies)).replace("TOKENS", str(tokens))
         )

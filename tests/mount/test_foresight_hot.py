@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from tests.lake import FSYNC_IS_LOCAL, Lake, mounted, wait_until
 from tests.marks import MOUNT
+from tests.private import private
 from tests.servers.lifecycle import free_port
 from tests.servers.nginx import Nginx
 from vfs.cli.client import AdminClient
@@ -115,13 +116,9 @@ def hosts(nginx: Nginx) -> Iterator[Hosts]:
     (nginx.root / "hot").mkdir()
     with contextlib.ExitStack() as stack:
         shared, *bases = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foremount-test-"))) for _ in range(3)]
-        for name, text in (
-            ("tokens", "lake 0123456789abcdef0123\n"),
-            ("node-tokens", "write node-token\n"),
-            ("headers", "Authorization: Bearer node-token\n"),
-        ):
-            (shared / name).write_text(text)
-            (shared / name).chmod(0o600)
+        tokens = private(shared / "tokens")
+        private(shared / "node-tokens", "write node-token\n")
+        private(shared / "headers", "Authorization: Bearer node-token\n")
         ports = {name: free_port() for name in ("node-one", "node-two")}
         nodes = "".join(NODE.replace("NAME", name).replace("PORT", str(port)) for name, port in ports.items())
         text = CONFIG.replace("NODES", nodes.replace("READERS", str(BEARS))).replace("URL", f"{nginx.url}/dav/hot/")
@@ -132,7 +129,7 @@ def hosts(nginx: Nginx) -> Iterator[Hosts]:
             own = text.replace("OWN", str(port)).replace("WRITABLE", "false" if index else "true")
             asks = f'controllers = ["http://127.0.0.1:{controller}"]\n' if index else f'address = "127.0.0.1:{controller}"\n'
             lakes.append(stack.enter_context(mounted(own + asks, base)))
-        yield Hosts(*lakes, Training("run9", [f"http://127.0.0.1:{controller}"], tokens=str(shared / "tokens")))
+        yield Hosts(*lakes, Training("run9", [f"http://127.0.0.1:{controller}"], tokens=str(tokens)))
 
 
 def test_submitted_job_has_what_all_its_ranks_read_on_every_rack_and_no_byte_more(hosts: Hosts) -> None:

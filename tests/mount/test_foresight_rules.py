@@ -13,6 +13,7 @@ import pytest
 
 from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until
 from tests.marks import MOUNT
+from tests.private import private
 from tests.servers.nginx import Nginx
 from vfs.foresight.model import HotRange
 from vfs.model import LakePath
@@ -108,8 +109,7 @@ def running(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     (nginx.root / "rules").mkdir()
     (base / "eval").mkdir()
     (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
-    (base / "tokens").write_text("lake 0123456789abcdef0123\n")
-    (base / "tokens").chmod(0o600)
+    private(base / "tokens")
     with mounted(CONFIG.replace("URL", f"{nginx.url}/dav/rules/"), base) as lake:
         told = Training("run7", [lake.run_dir.foresight_socket])
         yield World(lake, told, base / "eval/copies", iter(range(100, 10_000, 100)))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.lake import wait_until
+from tests.private import private
 from tests.servers.etcd import EtcdServer
 from tests.servers.lifecycle import end, free_port, running
 from tests.servers.skewed import environ
@@ -59,8 +60,7 @@ class Controllers:
         self.ports: list[int] = []
         for name in ("origin", "eval"):
             (base / name).mkdir()
-        (base / "tokens").write_text(SECRET)
-        (base / "tokens").chmod(0o600)
+        private(base / "tokens", SECRET)
         self._stack = contextlib.ExitStack()
 
     def start(self, name: str, ahead_s: int = 0) -> None:
