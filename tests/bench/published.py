@@ -27,13 +27,12 @@ from tests.servers import Missing
 from tests.servers.etcd import etcd
 from tests.servers.lifecycle import free_ports, running
 from tests.servers.wan_origin import WanOrigin, wan_origin
+from tests.stated import stated
 from vfs.agent.foresight.benefit import CONTROL_BYTES
-from vfs.checkpoints.manifest import ManifestFile
 from vfs.cli.client import AdminClient
 from vfs.errors import ForemountError
 from vfs.foresight.model import Committed
-from vfs.model import LakePath, SiteName, SitePath
-from vfs.sites.http import HttpSite
+from vfs.model import LakePath
 from vfs.training import Training
 
 MOUNTS = 4
@@ -147,7 +146,7 @@ def _publish(origin: WanOrigin, told: Training, lakes: list[Lake], step: int) ->
     path = path_of(step)
     (origin.root / path).mkdir(parents=True)
     (origin.root / path / FILE).write_bytes(os.urandom(FILE_BYTES))
-    file = asyncio.run(_file(origin, path))
+    file = asyncio.run(stated(origin.url, f"{path}/{FILE}"))
     told.evaluation_scheduled(f"mmlu-{step}", step, "eval")  # by one name each would replace the one before
     told.save_begun(step, path)
     told.tell(Committed(step=step, path=LakePath(path), save_id=f"{step:032x}", marker=FILE, files=(file,)))
@@ -163,15 +162,6 @@ def _heard_after_s(lake: Lake, count: int) -> float:
 
     wait_until(lambda: facts()["copies_offered"] == count, "the copy")
     return float(facts()["heard_after_s"])
-
-
-async def _file(origin: WanOrigin, path: str) -> ManifestFile:
-    site, at = HttpSite(SiteName("origin"), origin.url), SitePath(f"{path}/{FILE}")
-    try:
-        version = (await site.stat(at)).version
-    finally:
-        await site.close()
-    return ManifestFile(FILE, version.size, "", at, version)
 
 
 def _read_everywhere(origin: WanOrigin, lakes: list[Lake], path: str) -> int:

@@ -16,10 +16,9 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 
 from tests.mount.test_page import CONTRAST, Chrome, browser, picture, see, shows, text
 from tests.mount.test_page import pytestmark as page
-from vfs.checkpoints.manifest import ManifestFile
+from tests.stated import stated
 from vfs.foresight.model import Committed
-from vfs.model import LakePath, SiteName, SitePath
-from vfs.sites.http import HttpSite
+from vfs.model import LakePath
 from vfs.training import Training
 
 __all__ = ["browser"]
@@ -46,7 +45,7 @@ def mount(wan_origin_server: WanOrigin, tmp_path_factory: pytest.TempPathFactory
         (mount.origin / PATH / FILE).write_bytes(os.urandom(4 << 20))
         told.evaluation_scheduled("mmlu", 1000, "eval")
         told.save_begun(1000, PATH)
-        file = asyncio.run(stated(f"{wan_origin_server.url}/foresight"))
+        file = asyncio.run(stated(f"{wan_origin_server.url}/foresight", f"{PATH}/{FILE}"))
         told.tell(Committed(step=1000, path=LakePath(PATH), save_id="1" * 32, marker=FILE, files=(file,)))
         wait_until(lambda: [each["phase"] for each in told.ask("/v1/state")["replicas"]] == ["published"], "the copy")
         wait_until(lambda: mount.get("/v1/rooms")["rooms"]["foresight"]["copies_offered"] == 1, "the mount to hear of it")
@@ -54,16 +53,6 @@ def mount(wan_origin_server: WanOrigin, tmp_path_factory: pytest.TempPathFactory
             reader.read(1)
             told.evaluation_started("mmlu", 1000, "eval")
             yield mount
-
-
-async def stated(url: str) -> ManifestFile:
-    """Return the file as the mount's own site states it."""
-    site, at = HttpSite(SiteName("origin"), url), SitePath(f"{PATH}/{FILE}")
-    try:
-        version = (await site.stat(at)).version
-    finally:
-        await site.close()
-    return ManifestFile(FILE, version.size, "", at, version)
 
 
 def test_time_line_says_when_the_copy_was_ready_and_the_evaluation_began(browser: Chrome) -> None:

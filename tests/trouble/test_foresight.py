@@ -21,12 +21,12 @@ from tests.servers.etcd import EtcdServer
 from tests.servers.lifecycle import end, free_port, running
 from tests.servers.skewed import environ
 from tests.servers.wan_origin import Fault, WanOrigin
+from tests.stated import stated
 from vfs.checkpoints.manifest import ManifestFile
 from vfs.errors import Denied, ForemountError
 from vfs.foresight.model import Committed, FileClosed
 from vfs.foresight.predictor import TTL_S
-from vfs.model import LakePath, SiteName, SitePath, Version
-from vfs.sites.http import HttpSite
+from vfs.model import LakePath, SitePath, Version
 from vfs.training import Training
 
 CONFIG = """
@@ -247,8 +247,7 @@ def test_what_contradicts_a_hint_stops_its_transfer(
         told.job_submitted(8, evaluate_every=1000, evaluation_sites=["eval"], data_mix="first")
         told.save_begun(1000, "ckpt/run7/step_1000")
         wan_origin.inject(Fault("stall", path=f"/{below}/*", after=1 << 20))
-        version = asyncio.run(version_of(url, "0.bin"))
-        file = ManifestFile("0.bin", 4 << 20, "", SitePath("0.bin"), version)
+        file = asyncio.run(stated(url, "0.bin"))
         told.tell(FileClosed(path=LakePath("ckpt/run7/step_1000"), file=file))
         wait_until(lambda: wan_origin.stats()["bytes"] >= 1 << 20, "a transfer that is under way")
         assert [each["phase"] for each in controllers.state()["replicas"]] == ["copying"]
@@ -262,15 +261,6 @@ def test_what_contradicts_a_hint_stops_its_transfer(
         assert (entry["outcome"], entry["bytes_prepared"]) == ("withdrawn", 0)
     finally:
         controllers.close()
-
-
-async def version_of(url: str, path: str) -> Version:
-    """Return the version of an object as a site sees it."""
-    site = HttpSite(SiteName("origin"), url)
-    try:
-        return (await site.stat(SitePath(path))).version
-    finally:
-        await site.close()
 
 
 def test_controller_believes_nobody_who_does_not_sign(tmp_path: Path) -> None:
