@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vfs.cli.client import AdminClient
 from vfs.rundir import RunDir, run_dir, settle
 
 WAIT_S = 30.0
@@ -153,6 +154,11 @@ class Lake:
         """Return `foremount status --json` of this mount."""
         said: dict[str, Any] = json.loads(foremount("status", str(self.root), "--json", check=False).stdout)
         return said
+
+    def room(self, name: str) -> dict[str, Any]:
+        """Return what a room of the agent says of itself."""
+        found: dict[str, Any] = AdminClient(self.run_dir.admin_socket, 10.0).get("/v1/rooms")["rooms"][name]
+        return found
 
     def job_status(self, *names: str) -> list[dict[str, Any]]:
         """Return what `foremount job status` says of these jobs, of all without names."""

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tests.bench.measure import NotHere
 from tests.bench.report import Outcome, Section
@@ -29,7 +28,6 @@ from tests.servers.lifecycle import free_ports, running
 from tests.servers.wan_origin import WanOrigin, wan_origin
 from tests.stated import stated
 from vfs.agent.foresight.benefit import CONTROL_BYTES
-from vfs.cli.client import AdminClient
 from vfs.errors import ForemountError
 from vfs.foresight.model import Committed
 from vfs.model import LakePath
@@ -155,13 +153,8 @@ def _publish(origin: WanOrigin, told: Training, lakes: list[Lake], step: int) ->
 
 def _heard_after_s(lake: Lake, count: int) -> float:
     """Wait until a mount is offered so many copies; return how long after it was published it heard of the last."""
-    client = AdminClient(lake.run_dir.admin_socket, 10.0)
-
-    def facts() -> dict[str, Any]:
-        return dict(client.get("/v1/rooms")["rooms"]["foresight"])
-
-    wait_until(lambda: facts()["copies_offered"] == count, "the copy")
-    return float(facts()["heard_after_s"])
+    wait_until(lambda: lake.room("foresight")["copies_offered"] == count, "the copy")
+    return float(lake.room("foresight")["heard_after_s"])
 
 
 def _read_everywhere(origin: WanOrigin, lakes: list[Lake], path: str) -> int:

@@ -23,7 +23,6 @@ from tests.private import private
 from tests.servers.lifecycle import free_port, running
 from tests.servers.nginx import Nginx
 from tests.servers.skewed import environ
-from vfs.cli.client import AdminClient
 from vfs.errors import ForemountError
 from vfs.training import Training
 
@@ -209,5 +208,4 @@ def test_hint_for_a_crowd_multiplies_the_hot_bytes_alone_until_it_is_taken_back(
 
 def offered(lake: Lake) -> int:
     """Return how many copies a mount has been offered."""
-    rooms = AdminClient(lake.run_dir.admin_socket, 10.0).get("/v1/rooms")["rooms"]
-    return int(rooms["foresight"]["copies_offered"])
+    return int(lake.room("foresight")["copies_offered"])

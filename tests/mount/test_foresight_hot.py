@@ -22,7 +22,6 @@ from tests.marks import MOUNT
 from tests.private import private
 from tests.servers.lifecycle import free_port
 from tests.servers.nginx import Nginx
-from vfs.cli.client import AdminClient
 from vfs.errors import ForemountError
 from vfs.extents.layout import BLOCK
 from vfs.training import Training
@@ -84,7 +83,7 @@ class Hosts:
 
     def held(self) -> list[int]:
         """Return how many objects each replica server has."""
-        return [int(room(lake, "replica server")["objects"]) for lake in (self.one, self.two)]
+        return [int(lake.room("replica server")["objects"]) for lake in (self.one, self.two)]
 
     def save(self, step: int) -> str:
         """Write a checkpoint of one embedding, one layer and one expert, with what all ranks read beside it."""
@@ -103,12 +102,6 @@ class Hosts:
     def submit(self, checkpoint: str) -> None:
         tensors = [["embed", [[0, RANKS, 1]]], ["layers.0", [[0, RANKS, 2]]], ["experts.0", [[0, RANKS, 16]]]]
         self.told.job_submitted(RANKS, checkpoint=checkpoint, tensors=tensors)
-
-
-def room(lake: Lake, name: str) -> dict[str, Any]:
-    """Return what a room of an agent says of itself."""
-    found: dict[str, Any] = AdminClient(lake.run_dir.admin_socket, 10.0).get("/v1/rooms")["rooms"][name]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +138,10 @@ def test_submitted_job_has_what_all_its_ranks_read_on_every_rack_and_no_byte_mor
     for copy in found.values():
         assert copy["files"] == 2
         assert len(COMMON) + EMBED <= copy["bytes"] <= len(COMMON) + EMBED + LAYER + 3 * BLOCK < whole - EXPERT / 2
-    wait_until(lambda: room(hosts.two, "foresight")["copies_offered"] == 2, "the mount to hear of them")
+    wait_until(lambda: hosts.two.room("foresight")["copies_offered"] == 2, "the mount to hear of them")
     assert (hosts.two.root / path / "common.pt").read_bytes() == COMMON
     assert (hosts.two.root / path / "model.safetensors").read_bytes() == (hosts.one.base / "model.safetensors").read_bytes()
-    served = sum(int(room(lake, "replica server")["read_bytes"]) for lake in (hosts.one, hosts.two))
+    served = sum(int(lake.room("replica server")["read_bytes"]) for lake in (hosts.one, hosts.two))
     assert served >= len(COMMON) + EMBED
     entry = wait_until(
         lambda: next((each for each in hosts.told.ask("/v1/ledger")["entries"] if each["bytes_served"]), None),
