@@ -1,4 +1,4 @@
-"""The page: three files without facts in them; the facts come from the API, with the caller's own rights.
+"""The page: files without facts in them; the facts come from the API, with the caller's own rights.
 
 No build step, nothing from elsewhere: what the browser gets is what lies in `vfs/admin/static/`.
 """
@@ -13,6 +13,7 @@ _FILES = {
     "/": ("index.html", "text/html"),
     "/page/app.js": ("app.js", "text/javascript"),
     "/page/chart.js": ("chart.js", "text/javascript"),
+    "/page/nodes.js": ("nodes.js", "text/javascript"),
     "/page/foresight.js": ("foresight.js", "text/javascript"),
     "/page/foresight.css": ("foresight.css", "text/css"),
     "/page/style.css": ("style.css", "text/css"),

@@ -1,6 +1,7 @@
 // The page: asks the API with the caller's own rights, and draws what it says. Text goes into the document as text only.
 
 import { Chart } from "/page/chart.js";
+import { el, table } from "/page/nodes.js";
 import { drawForesight } from "/page/foresight.js";
 
 const POLL_MS = 3000, POINTS = 125, EVENTS_SHOWN = 100;
@@ -12,18 +13,6 @@ let token = sessionStorage.getItem("foremount-token") || "";
 let moments = [], last = null, whyAbout = null, failures = 0, lastEvent = 0;
 
 // Small change
-
-function el(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "class") node.className = value;
-    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name in node && typeof value !== "string") node[name] = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
 
 function size(bytes) {
   for (const unit of ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]) {
@@ -38,16 +27,6 @@ const share = (value) => `${Math.round(value * 100)} %`;
 const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString();
 const sum = (numbers) => Object.values(numbers).reduce((total, value) => total + value, 0);
 const largest = (numbers) => Object.entries(numbers).sort((a, b) => b[1] - a[1]).filter(([, value]) => value > 0).map(([name]) => name);
-
-function table(caption, columns, rows, empty) {
-  if (!rows.length) return el("p", { class: "empty" }, empty);
-  const kind = (column) => (column.num ? "num" : "");
-  return el("div", { class: "scroll" }, el("table", { class: "stack" },
-    el("caption", { class: "sr" }, caption),
-    el("thead", {}, el("tr", {}, ...columns.map((column) => el("th", { scope: "col", class: kind(column) }, column.name)))),
-    el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell, index) =>
-      el("td", { class: kind(columns[index]), "data-label": columns[index].name }, ...[cell].flat())))))));
-}
 
 function bar(value, label, high = false) {
   return el("progress", { max: 1, value: Math.max(0, Math.min(1, value)), "aria-label": label, class: high ? "high" : "" });

@@ -1,14 +1,9 @@
 // Stacked areas over the last two minutes, as SVG: no library. Pointer and arrow keys read single seconds.
 
+import { svg } from "/page/nodes.js";
+
 const SPAN_S = 120;
 const WIDTH = 600, HEIGHT = 150, TOP = 8;
-const SVG = "http://www.w3.org/2000/svg";
-
-function svg(tag, attributes) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
-}
 
 export class Chart {
   // `colours`: name -> class; `format`: number -> text.

@@ -1,6 +1,7 @@
 // Foresight: evaluations on a time line, copies by rack, and how many mounts read from each copy when. No library.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { el, svg, table } from "/page/nodes.js";
+
 const WIDTH = 260, HEIGHT = 14;
 const SHOWN = 12;
 // What passes between two moments of a prediction: [from, to, colour, word].
@@ -8,32 +9,12 @@ const SPANS = [["made_ns", "committed_ns", "c5", "saved"], ["committed_ns", "rea
                ["ready_ns", "started_ns", "c0", "ready and waiting"], ["started_ns", "result_ns", "c1", "evaluated"]];
 const MOMENTS = [["committed_ns", "Committed"], ["ready_ns", "Copy ready"], ["started_ns", "Started"], ["result_ns", "Result"]];
 
-function svg(tag, attributes, ...children) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-function el(tag, properties, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
 const after = (ns) => {
   const seconds = ns / 1e9;
   return Math.abs(seconds) >= 5400 ? `${(seconds / 3600).toFixed(1)} h` : Math.abs(seconds) >= 90 ? `${(seconds / 60).toFixed(1)} min` : `${seconds.toFixed(1)} s`;
 };
 
-function table(caption, columns, rows, empty) {
-  if (!rows.length) return el("p", { class: "empty" }, empty);
-  return el("div", { class: "scroll" }, el("table", { class: "stack" }, el("caption", { class: "sr" }, caption),
-    el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { scope: "col" }, name)))),
-    el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell, index) =>
-      el("td", { "data-label": columns[index] }, ...[cell].flat())))))));
-}
+const named = (names) => names.map((name) => ({ name }));
 
 function legend(entries) {
   return el("ul", { class: "legend" }, ...entries.map(([colour, word]) => el("li", {}, el("span", { class: `swatch ${colour}` }), word)));
@@ -66,7 +47,7 @@ function drawEvaluations(place, entries, nowNs) {
     ...MOMENTS.map(([name]) => (entry[name] ? `+${after(entry[name] - entry.made_ns)}` : "-")),
   ]);
   place.replaceChildren(
-    table("Evaluations and what was ready for them", ["Evaluation", "Outcome", "Time line", ...MOMENTS.map(([, word]) => word)], rows, "Nothing has been predicted yet."),
+    table("Evaluations and what was ready for them", named(["Evaluation", "Outcome", "Time line", ...MOMENTS.map(([, word]) => word)]), rows, "Nothing has been predicted yet."),
     ...(rows.length ? [legend(SPANS.map(([, , colour, word]) => [colour, word]))] : []));
 }
 
@@ -82,7 +63,7 @@ function drawMap(place, board) {
       return [...Object.entries(found.phases).map(([phase, count]) =>
         el("span", { class: phase === "refused" ? "tag bad" : "tag" }, `${count} ${phase}`)), el("span", { class: "sub" }, found.sites.join(", "))];
     })]);
-  place.replaceChildren(table("Copies by rack", ["Of", ...board.racks.map(rack)], rows, "There are no copies."));
+  place.replaceChildren(table("Copies by rack", named(["Of", ...board.racks.map(rack)]), rows, "There are no copies."));
 }
 
 // Who reads from which copy
@@ -103,7 +84,7 @@ function drawHeat(place, board) {
       String(peak), String(row.readers.at(-1))];
   });
   const minutes = Math.round((board.heat[0].readers.length * board.bucket_s) / 60);
-  place.replaceChildren(table("Mounts that read from each copy", ["Copy at", "Rack", `Last ${minutes} minutes`, "Most", "Now"], rows, ""));
+  place.replaceChildren(table("Mounts that read from each copy", named(["Copy at", "Rack", `Last ${minutes} minutes`, "Most", "Now"]), rows, ""));
 }
 
 // Draws it all into `section`, which stays hidden at a mount without foresight. `ask` is the page's own.
