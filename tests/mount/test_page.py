@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -175,32 +176,48 @@ def test_site_that_goes_is_named_as_trouble_and_its_return_is_told(
     shows(browser, "#health", "all 2 sites answer")
 
 
-def test_phone_shows_everything_without_scrolling_sideways(browser: Chrome) -> None:
+@contextlib.contextmanager
+def as_phone(browser: Chrome) -> Iterator[None]:
+    """Show the page as wide as a phone is until the block ends."""
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     )
     try:
-        wide = browser.execute_script(
-            "return [...document.querySelectorAll('body *')].filter(node => node.getBoundingClientRect().right > 391 && "
-            "!node.closest('.sr, .skip, thead')).map(node => node.outerHTML.slice(0, 120))"
-        )
-        assert wide == []
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def wider_than_phone(browser: Chrome, nodes: str) -> list[str]:
+    """Return the beginnings of those of the nodes that reach out of the picture."""
+    found: list[str] = browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].filter(node => node.getBoundingClientRect().right > 391 && "
+        "!node.closest('.sr, .skip, thead')).map(node => node.outerHTML.slice(0, 120))", nodes
+    )  # fmt: skip
+    return found
+
+
+def test_phone_shows_everything_without_scrolling_sideways(browser: Chrome) -> None:
+    with as_phone(browser):
+        assert wider_than_phone(browser, "body *") == []
         if directory := os.environ.get("FOREMOUNT_PICTURES"):
             height = browser.execute_script("return document.documentElement.scrollHeight")
             browser.execute_cdp_cmd(
                 "Emulation.setDeviceMetricsOverride", {"width": 390, "height": height, "deviceScaleFactor": 1, "mobile": True}
             )
             browser.save_screenshot(str(Path(directory) / "phone.png"))
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def choose_theme(browser: Chrome, name: str) -> None:
+    browser.execute_script(
+        "const theme = document.getElementById('theme'); theme.value = arguments[0];"
+        "theme.dispatchEvent(new Event('change'))", name
+    )  # fmt: skip
 
 
 def test_dark_and_light_have_enough_contrast(browser: Chrome) -> None:
     for name in ("light", "dark"):
-        browser.execute_script(
-            "const theme = document.getElementById('theme'); theme.value = arguments[0];"
-            "theme.dispatchEvent(new Event('change'))", name
-        )  # fmt: skip
+        choose_theme(browser, name)
         poor = browser.execute_script(CONTRAST)
         assert poor == [], name
     picture(browser, "dark")

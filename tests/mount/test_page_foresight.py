@@ -14,7 +14,18 @@ from tests.servers.wan_origin import WanOrigin
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 
-from tests.mount.test_page import CONTRAST, Chrome, browser, picture, see, shows, text
+from tests.mount.test_page import (
+    CONTRAST,
+    Chrome,
+    as_phone,
+    browser,
+    choose_theme,
+    picture,
+    see,
+    shows,
+    text,
+    wider_than_phone,
+)
 from tests.mount.test_page import pytestmark as page
 from tests.stated import stated
 from vfs.foresight.model import Committed
@@ -84,24 +95,12 @@ def test_heat_map_says_how_many_mounts_read_from_a_copy(browser: Chrome) -> None
 
 def test_foresight_is_named_readable_and_within_a_phone(browser: Chrome) -> None:
     for theme in ("light", "dark"):
-        browser.execute_script(
-            "const theme = document.getElementById('theme'); theme.value = arguments[0];"
-            "theme.dispatchEvent(new Event('change'))", theme
-        )  # fmt: skip
+        choose_theme(browser, theme)
         assert browser.execute_script(CONTRAST) == [], theme
         picture(browser, f"foresight-{theme}")
     assert browser.execute_script("return [...document.querySelectorAll('#foresight table')].every(node => node.caption)")
     assert browser.execute_script(
         "return [...document.querySelectorAll('#foresight svg')].every(node => node.getAttribute('aria-label'))"
     )
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    )
-    try:
-        wide = browser.execute_script(
-            "return [...document.querySelectorAll('#foresight *')].filter(node => node.getBoundingClientRect().right > 391"
-            " && !node.closest('.sr, thead')).map(node => node.outerHTML.slice(0, 120))"
-        )
-        assert wide == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    with as_phone(browser):
+        assert wider_than_phone(browser, "#foresight *") == []
