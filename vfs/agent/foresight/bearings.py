@@ -16,7 +16,8 @@ from vfs.errors import ForemountError
 from vfs.foresight import bearing, keys
 from vfs.foresight.bearing import Bearing
 from vfs.foresight.placing import SiteFacts
-from vfs.foresight.stores.protocol import Put, Store, every
+from vfs.foresight.stores.protocol import Put, Store
+from vfs.foresight.stores.records import records_below
 from vfs.model import SiteName
 from vfs.sites.protocol import Site
 from vfs.sites.writing import Measures
@@ -64,8 +65,8 @@ class Bearings:
 
     async def _ask_all(self) -> None:
         if self._asked_s is None:
-            for item in (await every(self._store, keys.BEARS))[0]:
-                self._known[SiteName(item.key[len(keys.BEARS) :])] = keys.decode(item.value, Bearing)
+            kept = await records_below(self._store, keys.BEARS, Bearing)
+            self._known.update((SiteName(name), each) for name, each in kept.items())
         await asyncio.gather(*map(self._ask, self._servers))
 
     async def _ask(self, name: SiteName) -> None:

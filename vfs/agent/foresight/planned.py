@@ -24,7 +24,8 @@ from vfs.foresight import keys
 from vfs.foresight.hot import hot_ranges
 from vfs.foresight.jobs import JobState
 from vfs.foresight.model import Hint, HotRange
-from vfs.foresight.stores.protocol import Store, every
+from vfs.foresight.stores.protocol import Store
+from vfs.foresight.stores.records import record_at, records_below
 from vfs.model import SiteName
 
 log = logging.getLogger(__name__)
@@ -38,13 +39,11 @@ async def hot_of(hint: Hint, store: Store, origin: SiteName, read: Read, *, bear
     Args:
         bears, copies: as in `hot_ranges`, of the origin.
     """
-    kept = await store.get(keys.job_key(hint.job))
-    job: JobState | None = None if kept is None else keys.decode(kept.value, JobState)
+    job = await record_at(store, keys.job_key(hint.job), JobState)
     if job is None or job.submitted is None:
         return ()
-    prefix, tensors = keys.files_prefix(hint.path), job.submitted.tensors
-    found = (await every(store, prefix))[0]
-    files = {item.key[len(prefix) :]: keys.decode(item.value, ManifestFile) for item in found}
+    tensors = job.submitted.tensors
+    files = await records_below(store, keys.files_prefix(hint.path), ManifestFile)
     layouts = await _layouts(files, origin, read) if tensors else {}
     return tuple(hot_ranges(hint.path, hint.world_size, tensors, files, layouts, bears=bears, copies=copies))
 

@@ -51,6 +51,7 @@ from vfs.foresight.plan import Origin
 from vfs.foresight.stores.embedded import Embedded
 from vfs.foresight.stores.etcd import Etcd
 from vfs.foresight.stores.protocol import Store
+from vfs.foresight.stores.records import record_at
 from vfs.model import SiteName
 from vfs.namespace.mounts import MountTable
 from vfs.policy.inforce import Documents, InForce
@@ -118,8 +119,7 @@ async def controlling(
             point = mounts.find(hint.path)
             if point is None or (hint.site == point.site and hint.mechanism is Mechanism.CHECKPOINTS):
                 return []
-            kept = await store.get(keys.checkpoint_key(hint.path))
-            known: Checkpoint | None = None if kept is None else keys.decode(kept.value, Checkpoint)
+            known = await record_at(store, keys.checkpoint_key(hint.path), Checkpoint)
             now = await bearings.facts() if hint.mechanism is Mechanism.HOT_FILES else facts
             if hint.world_size:
                 if known is None or not known.save_id:

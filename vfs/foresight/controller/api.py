@@ -37,6 +37,7 @@ from vfs.foresight.model import Deletion, Event, Hint, LedgerEntry, Mechanism, R
 from vfs.foresight.offers import Direct, Offers
 from vfs.foresight.signing import HEADER, parse_secrets, signer
 from vfs.foresight.stores.protocol import PAGE_ITEMS, Item, Put, every, pages
+from vfs.foresight.stores.records import records_below
 from vfs.tls import Server
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,8 @@ class ControllerApi:
     async def _state(self, request: web.Request) -> web.Response:
         store = self._controller.store
         leader = await store.get(keys.LEADER)
-        switches = (await every(store, keys.SWITCHES))[0]
+        switches = await records_below(store, keys.SWITCHES, Switch)
+        measured = await records_below(store, keys.BEARS, bearing.Bearing)
         hints = await self._page(keys.HINTS, request.query.get("hints_after", ""))
         replicas = await self._page(keys.REPLICAS, request.query.get("replicas_after", ""))
         state = State(
@@ -167,12 +169,9 @@ class ControllerApi:
             hints=[keys.decode(item.value, Hint) for item in hints],
             replicas=[keys.decode(item.value, ReplicaRecord) for item in replicas],
             more=[name for name, items in (("hints", hints), ("replicas", replicas)) if len(items) == PAGE_ITEMS],
-            off=[item.key[len(keys.SWITCHES) :] for item in switches if not keys.decode(item.value, Switch).on],
+            off=[name for name, switch in switches.items() if not switch.on],
             steps=self._controller.steps,
-            bears={
-                item.key[len(keys.BEARS) :]: bearing.written(keys.decode(item.value, bearing.Bearing))
-                for item in (await every(store, keys.BEARS))[0]
-            },
+            bears={site: bearing.written(each) for site, each in measured.items()},
         )
         return _json(state)
 

@@ -20,6 +20,7 @@ from vfs.foresight.model import CheckpointDeleted, Deletion, Event, FileCopy, Ph
 from vfs.foresight.plan import Origin
 from vfs.foresight.signing import HEADER, signed, signer
 from vfs.foresight.stores.protocol import Store
+from vfs.foresight.stores.records import record_at
 
 log = logging.getLogger(__name__)
 KEPT_S = 400 * 24 * 3600.0
@@ -97,8 +98,7 @@ class Sweep:
         """Look at the next few."""
         self._left = self._left or list(replicas)
         for name in self._left[-LOOKED_AT_ONCE:]:
-            kept = await self._store.get(keys.replica_key(name))
-            record = None if kept is None else keys.decode(kept.value, ReplicaRecord)
+            record = await record_at(self._store, keys.replica_key(name), ReplicaRecord)
             if record is not None and record.phase is Phase.PUBLISHED and record.labels.with_origin:
                 await self._look_at(record)
         del self._left[-LOOKED_AT_ONCE:]

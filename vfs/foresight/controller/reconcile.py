@@ -41,6 +41,7 @@ from vfs.foresight.placing import Place
 from vfs.foresight.plan import Next, Origin, Seen, Step, may_be_last, next_step
 from vfs.foresight.priority import priority
 from vfs.foresight.stores.protocol import Delete, Item, Put, Store, every, write_all
+from vfs.foresight.stores.records import records_below
 from vfs.foresight.transfers import ranges_of
 from vfs.model import SitePath, join
 
@@ -162,7 +163,7 @@ class Reconciler:
             checkpoint=checkpoint,
             files=await self._files(record) if builds else None,
             count=count,
-            copies=await self._records(keys.copies_prefix(replica), FileCopy) if builds or drops else None,
+            copies=await records_below(self._store, keys.copies_prefix(replica), FileCopy) if builds or drops else None,
             is_open=record.phase is Phase.EXPIRING and await self._is_open(replica),
             rested=self._rested(record),
         )
@@ -176,13 +177,9 @@ class Reconciler:
         revisions[key] = 0 if kept is None else kept.revision
         return None if kept is None else keys.decode(kept.value, kind)
 
-    async def _records(self, prefix: str, kind: type[Any]) -> dict[str, Any]:
-        items, _ = await every(self._store, prefix)
-        return {item.key[len(prefix) :]: keys.decode(item.value, kind) for item in items}
-
     async def _files(self, record: ReplicaRecord) -> dict[str, ManifestFile]:
         """Return the files that belong into a copy, as far as they are complete at the origin."""
-        files: dict[str, ManifestFile] = await self._records(keys.files_prefix(record.path), ManifestFile)
+        files = await records_below(self._store, keys.files_prefix(record.path), ManifestFile)
         if not record.hot:
             return files
         hot = {each.path for each in record.hot}
