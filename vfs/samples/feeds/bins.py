@@ -20,8 +20,9 @@ import numpy as np
 from vfs.errors import InvalidFeed
 from vfs.model import Kind, LakePath, Version, join, split
 from vfs.samples import tree
+from vfs.samples.feeds.files import file_entry, json_file
 from vfs.samples.feeds.indexed import version_of
-from vfs.samples.feeds.numbers import NumberFile, file_entry
+from vfs.samples.feeds.numbers import NumberFile
 from vfs.samples.feeds.protocol import Lake
 from vfs.samples.jobs import Job, filler, lake_path
 from vfs.samples.model import Sample
@@ -96,12 +97,7 @@ class BinsFeed:
             InvalidFeed: it or a map can't be used.
         """
         entry = await file_entry(lake, file)
-        if entry.version.size > _DESCRIPTION_BYTES_MAX:
-            raise InvalidFeed(file, f"has {entry.version.size} bytes")
-        try:
-            said = msgspec.json.decode(await lake.read(file, entry.version, 0, entry.version.size), type=Description)
-        except msgspec.DecodeError as exc:
-            raise InvalidFeed(file, f"can't be used: {exc}") from exc
+        said = await json_file(lake, file, entry, Description, bytes_max=_DESCRIPTION_BYTES_MAX, refusal="can't be used")
         directory = LakePath(split(file)[0])
         paths = [lake_path(each.path, directory) for each in said.maps]
         entries = await asyncio.gather(*(file_entry(lake, path) for path in paths))

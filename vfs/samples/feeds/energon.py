@@ -24,7 +24,8 @@ from vfs.errors import InvalidFeed
 from vfs.model import Entry, LakePath, can_posix_carry, join, split
 from vfs.oserrors import Translated
 from vfs.samples import tree
-from vfs.samples.feeds.numbers import Numbers, file_entry
+from vfs.samples.feeds.files import file_entry, json_file
+from vfs.samples.feeds.numbers import Numbers
 from vfs.samples.feeds.protocol import Lake
 
 Found = tuple[str, LakePath, tuple[tuple[int, int], ...]]
@@ -210,12 +211,7 @@ def _only_reading_tables(action: int, first: str | None, *_: str | None) -> int:
 
 
 async def _info(lake: Lake, path: LakePath, entry: Entry) -> _Info:
-    if entry.version.size > _INFO_BYTES_MAX:
-        raise InvalidFeed(path, f"has {entry.version.size} bytes")
-    try:
-        said = msgspec.json.decode(await lake.read(path, entry.version, 0, entry.version.size), type=_Info)
-    except msgspec.DecodeError as exc:
-        raise InvalidFeed(path, f"is no .info.json of Energon's: {exc}") from exc
+    said = await json_file(lake, path, entry, _Info, bytes_max=_INFO_BYTES_MAX, refusal="is no .info.json of Energon's")
     for name, count in said.shard_counts.items():
         if not all(can_posix_carry(part) for part in name.split("/")) or count < 1:
             raise InvalidFeed(path, f"says {count} samples of {name!r}")

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vfs.errors import InvalidFeed
-from vfs.model import Entry, Kind, LakePath
+from vfs.model import Entry, LakePath
+from vfs.samples.feeds.files import file_entry
 from vfs.samples.feeds.protocol import Lake
 
 _HEADER_BYTES = 4096
@@ -121,18 +122,6 @@ def runs_of(wanted: Numbers, *, near: int, longest: int) -> list[tuple[int, int]
             runs.append((start, index))
             start = index
     return runs
-
-
-async def file_entry(lake: Lake, path: LakePath) -> Entry:
-    """Return the entry of a file that a feed needs.
-
-    Raises:
-        InvalidFeed: it is not there.
-    """
-    entry = await lake.stat(path)
-    if entry is None or entry.kind is not Kind.FILE:
-        raise InvalidFeed(path, "is missing")
-    return entry
 
 
 def _header(head: bytes, path: LakePath) -> tuple[np.dtype[np.integer], tuple[int, ...], int]:

@@ -13,7 +13,8 @@ from vfs.checkpoints.layout import NoLayout
 from vfs.errors import InvalidFeed
 from vfs.model import Entry, Kind, LakePath, join, split
 from vfs.samples import tree
-from vfs.samples.feeds.numbers import NumberFile, Numbers, file_entry
+from vfs.samples.feeds.files import file_entry, json_file
+from vfs.samples.feeds.numbers import NumberFile, Numbers
 from vfs.samples.feeds.protocol import Lake
 from vfs.samples.jobs import lake_path
 
@@ -157,12 +158,7 @@ class Mds:
             InvalidFeed: it can't be used, or a shard is missing, compressed, or of another size than it says.
         """
         entry = await file_entry(lake, file)
-        if entry.version.size > _INDEX_BYTES_MAX:
-            raise InvalidFeed(file, f"has {entry.version.size} bytes")
-        try:
-            index = msgspec.json.decode(await lake.read(file, entry.version, 0, entry.version.size), type=_Index)
-        except msgspec.DecodeError as exc:
-            raise InvalidFeed(file, f"is no index.json: {exc}") from exc
+        index = await json_file(lake, file, entry, _Index, bytes_max=_INDEX_BYTES_MAX, refusal="is no index.json")
         if index.version != 2 or not index.shards:
             raise InvalidFeed(file, f"is of version {index.version} with {len(index.shards)} shards")
         paths = [lake_path(shard.raw_data.basename, LakePath(split(file)[0])) for shard in index.shards]

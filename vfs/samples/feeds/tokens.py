@@ -10,7 +10,8 @@ import numpy as np
 
 from vfs.errors import InvalidFeed
 from vfs.model import Entry, LakePath
-from vfs.samples.feeds.numbers import NumberFile, Numbers, file_entry
+from vfs.samples.feeds.files import file_entry
+from vfs.samples.feeds.numbers import NumberFile, Numbers
 from vfs.samples.feeds.protocol import Lake
 
 Found = tuple[str, LakePath, tuple[tuple[int, int], ...]]
