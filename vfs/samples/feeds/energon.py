@@ -26,9 +26,8 @@ from vfs.oserrors import Translated
 from vfs.samples import tree
 from vfs.samples.feeds.files import file_entry, json_file
 from vfs.samples.feeds.numbers import Numbers
-from vfs.samples.feeds.protocol import Lake
+from vfs.samples.feeds.protocol import Found, Lake
 
-Found = tuple[str, LakePath, tuple[tuple[int, int], ...]]
 INDEX_BYTES_MAX = 16 << 30
 _INFO_BYTES_MAX = 64 << 20
 _PIECE_BYTES = 8 << 20

@@ -14,6 +14,7 @@ from vfs.model import Entry, LakePath
 from vfs.samples.feeds import batches as batching
 from vfs.samples.feeds import mosaic
 from vfs.samples.feeds.numbers import NumberFile, Numbers
+from vfs.samples.feeds.protocol import Found
 from vfs.samples.jobs import Batches, Job, Streaming, filler, seed_of
 from vfs.samples.loading import LoadCache
 from vfs.samples.model import Sample
@@ -30,8 +31,8 @@ class Bytes(Protocol):
     count: int
     entries: Sequence[tuple[LakePath, Entry]]
 
-    async def find(self, numbers: Numbers) -> Sequence[tuple[str, LakePath, tuple[tuple[int, int], ...]]]:
-        """Return (sample id, source, ranges) of each number, in this order."""
+    async def find(self, numbers: Numbers) -> Sequence[Found]:
+        """Return where the sample of each number lies, in this order."""
         ...
 
 

@@ -11,6 +11,9 @@ from typing import Protocol
 from vfs.model import Entry, LakePath, Version
 from vfs.samples.model import Sample
 
+Found = tuple[str, LakePath, tuple[tuple[int, int], ...]]
+"""Sample id, source, and the ranges of its raw bytes."""
+
 
 class Lake(Protocol):
     """Reads the lake: the agent through its cache, a node service straight from the site beside it.

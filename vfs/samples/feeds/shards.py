@@ -15,10 +15,9 @@ from vfs.model import Entry, Kind, LakePath, join, split
 from vfs.samples import tree
 from vfs.samples.feeds.files import file_entry, json_file
 from vfs.samples.feeds.numbers import NumberFile, Numbers
-from vfs.samples.feeds.protocol import Lake
+from vfs.samples.feeds.protocol import Found, Lake
 from vfs.samples.jobs import lake_path
 
-Found = tuple[str, LakePath, tuple[tuple[int, int], ...]]
 _INDEX_BYTES_MAX = 256 << 20
 
 

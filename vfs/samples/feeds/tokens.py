@@ -12,9 +12,8 @@ from vfs.errors import InvalidFeed
 from vfs.model import Entry, LakePath
 from vfs.samples.feeds.files import file_entry
 from vfs.samples.feeds.numbers import NumberFile, Numbers
-from vfs.samples.feeds.protocol import Lake
+from vfs.samples.feeds.protocol import Found, Lake
 
-Found = tuple[str, LakePath, tuple[tuple[int, int], ...]]
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<QBQQ")
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
