@@ -67,7 +67,7 @@ class Preparing:
         tell: the worker of `.jobs`.
 
     Attributes:
-        _hour: bytes that were prepared, with the time, of the last hour.
+        _hour, _hour_bytes: what was prepared within the last hour, with the time, and how much that is.
         _outcomes: of each job, whether its last groups were read.
 
     Invariants: a group in `_tasks` is wanted; one in `_arrivals` is in `_tasks` and under way: its source is not lost; one in
@@ -88,6 +88,7 @@ class Preparing:
     ) -> None:
         self._allowance = allowance
         self._hour: deque[tuple[float, int]] = deque()
+        self._hour_bytes = 0
         self._outcomes: dict[str, deque[bool]] = {}
         self._jobs = known
         self._samples = samples
@@ -161,8 +162,8 @@ class Preparing:
         """Return whether so much lies here, or was prepared within the hour, that nothing may be added."""
         now_s = self._clock.monotonic_s()
         while self._hour and self._hour[0][0] <= now_s - 3600.0:
-            self._hour.popleft()
-        return self._spool.used >= allowance.size or sum(size for _, size in self._hour) >= allowance.hourly
+            self._hour_bytes -= self._hour.popleft()[1]
+        return self._spool.used >= allowance.size or self._hour_bytes >= allowance.hourly
 
     def _missed(self, run: JobRun, allowance: Allowance) -> bool:
         """Return whether so few groups were read that only one now and then is prepared, to see whether that has changed."""
@@ -247,6 +248,7 @@ class Preparing:
         size = sum(ready.size for ready in arrived)
         run.totals.prepared_bytes += size
         self._hour.append((self._clock.monotonic_s(), size))
+        self._hour_bytes += size
         fact = run.fact(group[1], group[2])
         fact.size += size
         if fact.entered_s:  # its reader is there and will not ask for what is placed
