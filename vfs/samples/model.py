@@ -6,6 +6,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import msgspec
 
@@ -77,6 +78,12 @@ class Reason(enum.StrEnum):
     REFUSED = "operator refused"
     UNIDENTIFIED = "identity incomplete"
     NODE_LOST = "node lost"
+
+
+def hit_ratio(transformed: int, raw: Mapping[Reason, int]) -> float:
+    """Return which share of the samples of which something was to be made went out transformed; 0.0 where there were none."""
+    wanted = transformed + sum(count for reason, count in raw.items() if reason != Reason.NO_OPERATOR)
+    return transformed / wanted if wanted else 0.0
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

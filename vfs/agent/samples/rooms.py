@@ -27,6 +27,7 @@ from vfs.policy.written import Allowance
 from vfs.rundir import RunDir
 from vfs.samples.engines.local import LocalEngine
 from vfs.samples.feeds.protocol import Lake
+from vfs.samples.model import hit_ratio
 from vfs.samples.nodeclient import NodeClient
 from vfs.samples.operators.registry import load_registry
 from vfs.samples.sandbox.messages import Settings
@@ -198,8 +199,6 @@ class SampleRooms:
 
     def _facts(self, run: JobRun) -> dict[str, Any]:
         totals = run.totals
-        misses = sum(count for reason, count in totals.raw.items() if reason != "no operator")
-        given = totals.ready + misses
         return {
             "job": run.name,
             "declaration": run.declaration,
@@ -209,7 +208,7 @@ class SampleRooms:
             "node": run.node,
             "ready": totals.ready,
             "raw": {str(reason): count for reason, count in totals.raw.items()},
-            "hit_ratio": round(totals.ready / given, 4) if given else 0.0,
+            "hit_ratio": round(hit_ratio(totals.ready, totals.raw), 4),
             "lead_s": round(totals.lead_s / totals.lead_groups, 3) if totals.lead_groups else 0.0,
             "waited_s": round(totals.waited_s, 3),
             "prepared_groups": totals.prepared_groups,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from vfs.samples.admission import Bounds, JobUse, Load, job_queue, refuse
 from vfs.samples.cost import start_by
-from vfs.samples.model import Reason, Sample
+from vfs.samples.model import Reason, Sample, hit_ratio
 from vfs.samples.prepared import Failed, Prepared
 
 _STEPS_AVERAGED = 8
@@ -117,8 +117,7 @@ class Totals:
     @property
     def hit_ratio(self) -> float:
         """Return which share of the samples of which something was to be made went out transformed."""
-        wanted = self.transformed + self.raw.total() - self.raw[Reason.NO_OPERATOR]
-        return self.transformed / wanted if wanted else 0.0
+        return hit_ratio(self.transformed, self.raw)
 
 
 @dataclass(slots=True)
