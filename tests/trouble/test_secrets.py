@@ -21,7 +21,7 @@ from tests.marks import MOUNT
 from vfs.admin.routes import ROUTES
 from vfs.unixhttp import UnixConnection
 
-pytestmark = [*(MOUNT if isinstance(MOUNT, list) else [MOUNT]), pytest.mark.slow]
+pytestmark = [*MOUNT, pytest.mark.slow]
 MARK = "hunter2secret"
 TLS = 'certificate = "{base}/host.pem"\nkey = "{base}/host.key"\n'
 CONFIG = f"""
