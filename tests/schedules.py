@@ -19,8 +19,11 @@ import pyarrow.parquet as pq
 
 from vfs.errors import NotFound, Stale
 from vfs.model import Entry, Kind, LakePath, Version
+from vfs.samples import jobs
 from vfs.samples.feeds.arrow import SCHEMA
 from vfs.samples.feeds.bins import RECORD
+from vfs.samples.feeds.open import open_feed
+from vfs.samples.feeds.protocol import Feed
 from vfs.samples.model import Sample
 
 WORLD, BATCH, STEPS = 2, 3, 4
@@ -89,6 +92,31 @@ class Schedule:
 def payload(number: int) -> bytes:
     """Return the raw bytes of a sample: another length and other bytes for each."""
     return bytes(np.random.default_rng(number).integers(0, 256, 200 + 17 * number, np.uint8))
+
+
+async def opened(lake: DirectoryLake, text: str) -> Feed:
+    """Return the feed of a document that lies in the directory `jobs` of the lake."""
+    return await open_feed(lake, jobs.parse(text, "jobs/run.toml", "run"), LakePath("jobs"))
+
+
+async def everything(feed: Feed) -> list[Sample]:
+    """Return all samples by step, rank and slot."""
+    return [
+        sample
+        for step in await feed.steps()
+        for rank in await feed.ranks(step)
+        for sample in await feed.group(step, rank)
+    ]  # fmt: skip
+
+
+async def slots_of(feed: Feed, lake: Path) -> Slots:
+    """Return the raw bytes of all samples by (step, rank, slot), read from the files that the feed names."""
+    found: Slots = {}
+    for sample in await everything(feed):
+        body = (lake / sample.source).read_bytes()
+        place = sample.step, sample.rank, sample.slot
+        found[place] = b"".join(body[offset : offset + length] for offset, length in sample.ranges)
+    return found
 
 
 def order_of(count: int = COUNT) -> np.ndarray:

@@ -27,39 +27,16 @@ from tests.schedules import (
     arrow,
     bins,
     energon,
+    everything,
     indices,
     mds,
     npy,
+    opened,
+    slots_of,
     webdataset,
     write,
 )
 from vfs.errors import InvalidFeed
-from vfs.model import LakePath
-from vfs.samples import jobs
-from vfs.samples.feeds.open import open_feed
-from vfs.samples.feeds.protocol import Feed
-from vfs.samples.model import Sample
-
-JOBS = LakePath("jobs")
-
-
-async def opened(lake: DirectoryLake, text: str) -> Feed:
-    return await open_feed(lake, jobs.parse(text, "jobs/run.toml", "run"), JOBS)
-
-
-async def everything(feed: Feed) -> list[Sample]:
-    return [
-        sample
-        for step in await feed.steps()
-        for rank in await feed.ranks(step)
-        for sample in await feed.group(step, rank)
-    ]  # fmt: skip
-
-
-def raw_bytes(root: Path, sample: Sample) -> bytes:
-    body = (root / sample.source).read_bytes()
-    return b"".join(body[offset : offset + length] for offset, length in sample.ranges)
-
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -68,8 +45,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 async def test_every_slot_of_every_step_is_the_sample_of_the_schedule(kind: str, tmp_path: Path) -> None:
     schedule = KINDS[kind](tmp_path)
     feed = await opened(DirectoryLake(tmp_path), schedule.text)
-    found = {(sample.step, sample.rank, sample.slot): raw_bytes(tmp_path, sample) for sample in await everything(feed)}
-    assert found == schedule.slots
+    assert await slots_of(feed, tmp_path) == schedule.slots
     assert len(set(schedule.slots.values())) == len(schedule.slots) == COUNT, "no sample twice, none lost"
 
 

@@ -11,10 +11,7 @@ pytest.importorskip("megatron.energon", reason="megatron-energon is not installe
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 
-from tests.schedules import DirectoryLake, webdataset
-from vfs.model import LakePath
-from vfs.samples import jobs
-from vfs.samples.feeds.open import open_feed
+from tests.schedules import DirectoryLake, opened, slots_of, webdataset
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow]
 
@@ -31,11 +28,5 @@ async def test_prepared_data_set_is_read_by_its_index(index: str, part: str, tmp
     for useless in tars.glob("*.idx" if index == "energon" else ".nv-meta/*"):
         useless.unlink()
     text = schedule.text.replace('kind = "webdataset"\n', f'kind = "webdataset"\nindex = "{index}"\n')
-    feed = await open_feed(DirectoryLake(tmp_path), jobs.parse(text, "jobs/run.toml", "run"), LakePath("jobs"))
-    found = {}
-    for step in await feed.steps():
-        for rank in await feed.ranks(step):
-            for sample in await feed.group(step, rank):
-                body = (tmp_path / sample.source).read_bytes()
-                found[step, rank, sample.slot] = b"".join(body[start : start + size] for start, size in sample.ranges)
-    assert found == schedule.slots
+    feed = await opened(DirectoryLake(tmp_path), text)
+    assert await slots_of(feed, tmp_path) == schedule.slots
