@@ -216,11 +216,12 @@ async def test_a_sample_that_is_not_ready_is_raw_under_the_same_name_and_says_wh
 
 
 class Making:
-    """A source that makes the word "made" of every sample; where a job's name begins with `held` once `let_go` is set."""
+    """A source that makes something of every sample; where a job's name begins with `held` once `let_go` is set."""
 
     def __init__(self, agent: Agent, held: str = "-") -> None:
         self._agent = agent
         self._held = held
+        self.asked = asyncio.Event()
         self.let_go = asyncio.Event()
         self.begun: list[tuple[str, int, int]] = []
 
@@ -228,11 +229,13 @@ class Making:
         self, run: JobRun, step: int, rank: int, samples: Sequence[Sample]
     ) -> AsyncGenerator[list[Ready], None]:
         self.begun.append((run.name, step, rank))
+        self.asked.set()
         if run.name.startswith(self._held):
             await self.let_go.wait()
         for sample in samples:
-            ready = Ready(sample.slot, Form.TRANSFORMED, "npy", f"{step}-{rank}-{sample.slot}", 4)
-            yield [self._agent.spool.keep((run.name, step, rank), ready, b"made")]
+            body = b"made of %d" % sample.slot
+            ready = Ready(sample.slot, Form.TRANSFORMED, "npy", f"{step}-{rank}-{sample.slot}", len(body))
+            yield [self._agent.spool.keep((run.name, step, rank), ready, body)]
 
     def tell(self, run: JobRun) -> None:
         pass
@@ -248,7 +251,7 @@ async def test_the_very_first_reader_of_a_job_that_waits_gets_what_is_made(agent
         node = await worker.look("run/step_0000000/rank_0000/000001.npy")
         assert node is not None
         assert node.form is Form.TRANSFORMED
-        assert await worker.content(node) == b"made"
+        assert await worker.content(node) == b"made of 1"
 
 
 async def test_what_is_read_now_does_not_wait_for_what_other_jobs_read_later(agent: Agent) -> None:
@@ -343,39 +346,14 @@ async def test_bytes_that_are_replaced_before_they_are_read_are_not_kept_under_t
         assert agent.spool.group(("run", 0, 0)) is None
 
 
-class SlowSource:
-    """A source that gives a group's samples when `goes_on` is set."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.goes_on = asyncio.Event()
-        self.asked = asyncio.Event()
-        self._agent = agent
-
-    async def prepare(
-        self, run: JobRun, step: int, rank: int, samples: Sequence[Sample]
-    ) -> AsyncGenerator[list[Ready], None]:
-        self.asked.set()
-        await self.goes_on.wait()
-        for sample in samples:
-            body = b"made of %d" % sample.slot
-            ready = Ready(sample.slot, Form.TRANSFORMED, "npy", f"key{step}-{sample.slot}", len(body), "")
-            yield [self._agent.spool.keep((run.name, step, rank), ready, body)]
-
-    def tell(self, run: JobRun) -> None:
-        pass
-
-    async def forget(self, run: JobRun) -> None:
-        pass
-
-
 async def test_who_looks_up_the_first_sample_of_all_waits_for_it_where_the_job_says_so(agent: Agent) -> None:
     declare(agent.base, webdataset(agent.base / "lake"), f'fallback = "wait"\ndeadline = "60s"\n{OPERATOR}')
-    agent.source = source = SlowSource(agent)
+    agent.source = source = Making(agent, held="run")
     async with agent.serving() as worker:
         looking = asyncio.ensure_future(worker.look("run/step_0000000/rank_0000/000001.npy"))
         await source.asked.wait()
         assert not looking.done()
-        source.goes_on.set()
+        source.let_go.set()
         node = await looking
         assert node is not None
         assert (node.form, await worker.content(node)) == (Form.TRANSFORMED, b"made of 1")
@@ -384,7 +362,7 @@ async def test_who_looks_up_the_first_sample_of_all_waits_for_it_where_the_job_s
 async def test_who_waits_for_a_sample_gets_raw_bytes_at_the_deadline(agent: Agent) -> None:
     schedule = webdataset(agent.base / "lake")
     declare(agent.base, schedule, f'fallback = "wait"\ndeadline = "50ms"\n{OPERATOR}')
-    agent.source = SlowSource(agent)
+    agent.source = Making(agent, held="run")
     async with agent.serving() as worker:
         node = await worker.look("run/step_0000000/rank_0000/000001.npy")
         assert node is not None
