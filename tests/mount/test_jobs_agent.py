@@ -33,7 +33,8 @@ def lake_with(name: str, base: Path, kind: Any = arrow, more: str = "ahead = 1\n
 
 def status_of(lake: Lake, job: str) -> dict[str, Any]:
     """Return what `foremount job status` says of a job."""
-    return next(each for each in lake.job_status() if each["job"] == job)
+    (found,) = lake.job_status(job)
+    return found
 
 
 def step_of(lake: Lake, step: int) -> Path:
