@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.bench import samples
 from tests.bench.measure import NotHere, cpu_s_of
 from tests.bench.report import Outcome, Section
 from tests.bench.svg import curves
@@ -57,20 +58,7 @@ dtype = "uint16"
 chunk_tokens = {chunk}
 batches = {{ world_size = {ranks}, batch_size = {slots}, first = {first} }}
 """
-CONFIG = """
-[sites.disk]
-kind = "local"
-path = "{lake}"
-[[mounts]]
-prefix = "/"
-site = "disk"
-[cache]
-directory = "{{base}}/cache"
-[samples]
-declarations = ["jobs"]
-nodes = ["{node}"]
-token_file = "{token}"
-"""
+CONFIG = samples.CONFIG + 'nodes = ["{node}"]\n'
 
 
 @dataclass(frozen=True)
