@@ -17,6 +17,22 @@ from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
 from vfs.tls import Files  # noqa: E402
 
 DAY = datetime.timedelta(days=1)
+LISTENING = """
+[admin]
+address = "127.0.0.1:0"
+tokens = "{base}/admin.tokens"
+TLS
+[replica_server]
+address = "127.0.0.1:0"
+directory = "{base}/copies"
+tokens = "{base}/replica.tokens"
+TLS
+[foresight]
+address = "127.0.0.1:0"
+tokens = "{base}/secrets"
+TLS
+"""
+"""All that an agent answers at over TCP; TLS stands for the keys that name the files of each."""
 
 
 def _name(text: str) -> x509.Name:

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.certificates import Authority
+from tests.certificates import LISTENING, Authority
 from tests.node import NO_LOAD, TOKEN, node
 from tests.private import private
 from tests.worker import agent
@@ -25,29 +25,16 @@ from vfs.training import Training
 
 SECRET = "0123456789abcdef0123"
 TLS = 'certificate = "{base}/server.pem"\nkey = "{base}/server.key"\nauthority = "{base}/server.authority"\n'
-CONFIG = f"""
+CONFIG = """
 [sites.here]
 kind = "local"
-path = "{{base}}"
+path = "{base}"
 [[mounts]]
 prefix = "/"
 site = "here"
 [cache]
-directory = "{{base}}/cache"
-[admin]
-address = "127.0.0.1:0"
-tokens = "{{base}}/admin.tokens"
-{TLS}
-[replica_server]
-address = "127.0.0.1:0"
-directory = "{{base}}/copies"
-tokens = "{{base}}/replica.tokens"
-{TLS}
-[foresight]
-address = "127.0.0.1:0"
-tokens = "{{base}}/secrets"
-{TLS}
-"""
+directory = "{base}/cache"
+""" + LISTENING.replace("TLS", TLS)
 SAID = {
     "admin API": r"admin API on https://(\S+)",
     "replica server": r"replica server on (\S+),",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import Authority
+from tests.certificates import LISTENING, Authority
 from tests.lake import Lake, foremount, mounted
 from tests.marks import MOUNT
 from vfs.admin.routes import ROUTES
@@ -57,19 +57,7 @@ origin_deadline = "1s"
 [samples]
 nodes = ["http://ORIGIN"]
 token_file = "{{base}}/node.token"
-[admin]
-address = "127.0.0.1:0"
-tokens = "{{base}}/admin.tokens"
-{TLS}
-[replica_server]
-address = "127.0.0.1:0"
-directory = "{{base}}/copies"
-tokens = "{{base}}/replica.tokens"
-{TLS}
-[foresight]
-address = "127.0.0.1:0"
-tokens = "{{base}}/secrets"
-{TLS}
+{LISTENING.replace("TLS", TLS)}
 """
 FILES = {
     "headers": f"X-Api-Key: {MARK}apikey\n",
