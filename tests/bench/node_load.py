@@ -147,15 +147,13 @@ def _measure(service: Node, schedule: Scheduled, pairs: int, say: Callable[[str]
             f"{name}_mean_at_least": statistics.mean(kept) - error,
             f"{name}_mean_at_most": statistics.mean(kept) + error,
         }
-    loaded = seen["loaded"]
     outcome.figures |= {
         "node_cpu_share": node_s / beside_s / cpus,
         "sandbox_cpu_share": made_s / beside_s / cpus,
         "reader_cpu_share": reader_s / beside_s / cpus,
         "samples_per_s": SLOTS * len(fetched) / beside_s,
-        "raw_share": sum(count for what, count in loaded.items() if what.startswith("raw")) / loaded.total(),
-        "raw_share_without_load": sum(count for what, count in seen["quiet"].items() if what.startswith("raw"))
-        / seen["quiet"].total(),
+        "raw_share": _raw_share(seen["loaded"]),
+        "raw_share_without_load": _raw_share(seen["quiet"]),
         "wrong_values": wrong,
     }
     rows = [_row("alone", slices["alone"]), _row("beside the node", slices["beside"])]
@@ -170,6 +168,10 @@ def _measure(service: Node, schedule: Scheduled, pairs: int, say: Callable[[str]
     ]
     outcome.sections.append(Section(f"another load, {pairs} pairs of slices of {SLICE_S:.0f} s", head, rows))
     return outcome
+
+
+def _raw_share(seen: Counter[str]) -> float:
+    return sum(count for what, count in seen.items() if what.startswith("raw")) / seen.total()
 
 
 def _row(name: str, slices: list[Slice]) -> list[str]:
