@@ -20,9 +20,9 @@ from vfs.agent.samples.answers import Samples
 from vfs.agent.samples.jobs import JobRun, SampleJobs, Started
 from vfs.agent.samples.preparing import GROUPS_MAX, Preparing, RawSource, Source
 from vfs.agent.samples.server import SampleServer
-from vfs.agent.samples.sources import EngineSource
+from vfs.agent.samples.sources import EngineSource, NodeSource
 from vfs.clock import SystemClock
-from vfs.errors import ForemountError, InvalidFeed, Stale, from_failure
+from vfs.errors import ForemountError, InvalidFeed, Stale, Unavailable, from_failure
 from vfs.frames import Failed, FrameBuffer, Response
 from vfs.model import Entry, Kind, LakePath, Version
 from vfs.policy.written import Allowance
@@ -369,6 +369,36 @@ async def test_who_waits_for_a_sample_gets_raw_bytes_at_the_deadline(agent: Agen
         assert (node.form, await worker.content(node)) == (Form.RAW, schedule.slots[0, 0, 1])
         assert json.loads(node.provenance)["why_raw"] == Reason.LATE
         assert (await agent.run()).totals.waited_s >= 0.05
+
+
+class TellingNodes:
+    """Nodes that tell what they know of jobs; one that is not there can't be reached. Notes who was asked."""
+
+    def __init__(self, jobs: dict[str, dict[str, Any]]) -> None:
+        self._jobs = jobs
+        self.asked: list[str] = []
+
+    async def status(self, address: str) -> dict[str, Any]:
+        self.asked.append(address)
+        if address not in self._jobs:
+            raise Unavailable(address, "is gone")
+        return {"jobs": self._jobs[address]}
+
+
+async def test_each_node_is_asked_once_for_its_facts_of_all_jobs(agent: Agent) -> None:
+    schedule = arrow(agent.base / "lake")
+    declare(agent.base, schedule)
+    declare(agent.base, schedule, 'nodes = ["https://one", "https://gone", "https://one"]\n', name="other")
+    client: Any = TellingNodes({"https://one": {"run": {"cpu_s": 1.0}}})
+    nothing: Any = None
+    async with agent.serving():
+        runs = [await agent.run(), await agent.run("other")]
+        source = NodeSource(client, ["https://one"], nothing, nothing, nothing)
+        assert await source.facts(runs) == [
+            {"https://one": {"cpu_s": 1.0}},
+            {"https://one": {}, "https://gone": {"error": "https://gone: is gone"}},
+        ]
+    assert sorted(client.asked) == ["https://gone", "https://one"]
 
 
 class IdleEngine:

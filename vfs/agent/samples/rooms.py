@@ -150,7 +150,7 @@ class SampleRooms:
         """Return all jobs, how far each is, and what it cost: here, and as their nodes say on each of them."""
         await self._jobs.names()
         runs = self._jobs.runs
-        nodes = await asyncio.gather(*(self._nodes.facts(run) for run in runs))
+        nodes = await self._nodes.facts(runs)
         jobs = [self._facts(run) | {"nodes": said} for run, said in zip(runs, nodes, strict=True)]
         return self.facts() | {"jobs": jobs}
 

@@ -87,19 +87,16 @@ class NodeSource:
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    async def facts(self, run: JobRun) -> dict[str, dict[str, Any]]:
-        """Return what each node says of a job: its facts, {} where it does not know it, or `error`."""
-        nodes = list(dict.fromkeys(self.nodes_of(run)))
-        found = await asyncio.gather(*(self._client.status(node) for node in nodes), return_exceptions=True)
-        said: dict[str, dict[str, Any]] = {}
-        for node, one in zip(nodes, found, strict=True):
-            if isinstance(one, ForemountError):
-                said[node] = {"error": str(one)}
-            elif isinstance(one, BaseException):
-                raise one
-            else:
-                said[node] = one["jobs"].get(run.name, {})
-        return said
+    async def facts(self, runs: Sequence[JobRun]) -> list[dict[str, dict[str, Any]]]:
+        """Return what its nodes say of each job: its facts, {} where one does not know it, or `error`; each is asked once."""
+        nodes = list(dict.fromkeys(node for run in runs for node in self.nodes_of(run)))
+        answers = await asyncio.gather(*(self._client.status(node) for node in nodes), return_exceptions=True)
+        found: dict[str, dict[str, Any] | ForemountError] = {}
+        for node, answer in zip(nodes, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, ForemountError):
+                raise answer
+            found[node] = answer
+        return [{node: _facts_of(run, found[node]) for node in self.nodes_of(run)} for run in runs]
 
     async def forget(self, run: JobRun) -> None:
         """Have the nodes forget a job, as far as they can be reached."""
@@ -135,6 +132,13 @@ class NodeSource:
             if self._told.get((run.name, node)) != told:
                 await self._client.tell(node, run.name, told)
                 self._told[run.name, node] = told
+
+
+def _facts_of(run: JobRun, answer: dict[str, Any] | ForemountError) -> dict[str, Any]:
+    if isinstance(answer, ForemountError):
+        return {"error": str(answer)}
+    found: dict[str, Any] = answer["jobs"].get(run.name, {})
+    return found
 
 
 class EngineSource:
