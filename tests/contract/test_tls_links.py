@@ -134,12 +134,21 @@ async def ask_node(links: Links, url: str, files: Files) -> None:
         await client.close()
 
 
+async def ask_node_for_facts(links: Links, url: str, files: Files) -> None:
+    client = NodeClient(str(links.base / "token"), files)
+    try:
+        assert "jobs" in await client.status(url)
+    finally:
+        await client.close()
+
+
 LINKS: dict[str, tuple[str, Ask]] = {
     "people to admin API": ("admin API", ask_admin),
     "agent to replica server": ("replica server", ask_replica_server),
     "agent to controller": ("controller", ask_controller),
     "training to controller": ("controller", ask_for_training),
     "agent to node": ("node", ask_node),
+    "agent to node for its facts": ("node", ask_node_for_facts),
 }
 each_link = pytest.mark.parametrize("link", LINKS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -66,10 +67,7 @@ class NodeClient:
         """Return a node's facts (`/v1/status`). Raises `Denied`, `Unavailable` as `tell`."""
         timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
         try:
-            url = address.rstrip("/") + nodewire.STATUS
-            async with self._session().get(url, timeout=timeout, headers=self._headers()) as answer:
-                if answer.status != 200:
-                    raise await _refused(address, answer)
+            async with self._answered("GET", address, nodewire.STATUS, timeout) as answer:
                 return msgspec.json.decode(await answer.content.read(_STATUS_BYTES_MAX), type=dict[str, Any])
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as exc:
             raise Unavailable(address, f"the node tells no facts: {type(exc).__name__} {exc}".rstrip()) from exc
@@ -85,11 +83,7 @@ class NodeClient:
         try:
             # No bound for the whole and none between pieces: a node sends a sample when it is ready, which may take a step.
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-            async with self._session().get(
-                address.rstrip("/") + path, timeout=timeout, headers=self._headers(), ssl=self._trusted(address)
-            ) as answer:
-                if answer.status != 200:
-                    raise await _refused(address, answer)
+            async with self._answered("GET", address, path, timeout) as answer:
                 async for piece in answer.content.iter_chunked(_PIECE_BYTES):
                     yield piece
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
@@ -103,18 +97,26 @@ class NodeClient:
             await self._opened.close()
 
     async def _order(self, method: str, address: str, job: str, body: bytes) -> None:
-        url = address.rstrip("/") + nodewire.JOB.format(job=quote(job, safe=""))
+        path = nodewire.JOB.format(job=quote(job, safe=""))
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S, sock_connect=_CONNECT_S)
-        headers = {**self._headers(), "Content-Type": "application/json"}
         try:
-            async with self._session().request(
-                method, url, data=body, timeout=timeout, headers=headers, ssl=self._trusted(address)
-            ) as answer:
-                if answer.status != 200:
-                    raise await _refused(address, answer)
+            async with self._answered(method, address, path, timeout, body) as answer:
                 await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
             raise Unavailable(address, f"the node can't be reached: {type(exc).__name__} {exc}".rstrip()) from exc
+
+    @contextlib.asynccontextmanager
+    async def _answered(
+        self, method: str, address: str, path: str, timeout: aiohttp.ClientTimeout, body: bytes | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """Ask with our token and over TLS as configured; the answer is 200, or what it refuses is raised."""
+        headers = self._headers() | ({} if body is None else {"Content-Type": "application/json"})
+        async with self._session().request(
+            method, address.rstrip("/") + path, data=body, timeout=timeout, headers=headers, ssl=self._trusted(address)
+        ) as answer:
+            if answer.status != 200:
+                raise await _refused(address, answer)
+            yield answer
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
