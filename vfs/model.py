@@ -95,6 +95,11 @@ def split(path: str) -> tuple[str, str]:
     return parent, name
 
 
+def lies_in(path: str, prefix: str) -> bool:
+    """Return whether a path is the prefix or lies below it; "" is the root of all."""
+    return not prefix or path == prefix or path.startswith(f"{prefix}/")
+
+
 def can_posix_carry(name: str) -> bool:
     """Return whether Linux can show `name` as a directory entry.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vfs.config import Config, LocalSite, Replica, local_path, mount_prefix, mount_replicas, mount_root
-from vfs.model import LakePath, SiteName, SitePath, join
+from vfs.model import LakePath, SiteName, SitePath, join, lies_in
 from vfs.rundir import JOBS
 
 STATUS_PREFIX = LakePath(".foremount")
@@ -53,7 +53,7 @@ class MountPoint:
 
     def lake_path(self, path: SitePath) -> LakePath | None:
         """Return where a path of the origin lies in the lake; None: not below the root."""
-        if self.root and path != self.root and not path.startswith(self.root + "/"):
+        if not lies_in(path, self.root):
             return None
         return LakePath(join(self.prefix, path[len(self.root) :].lstrip("/")))
 

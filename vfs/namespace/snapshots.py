@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from vfs.model import LakePath, join
+from vfs.model import LakePath, join, lies_in
 from vfs.namespace.mounts import MountTable
 
 ID_MIN = 1 << 21
@@ -53,11 +53,6 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 def held_at(snapshot_id: int, path: LakePath) -> LakePath:
     """Return where the catalog has what a snapshot says of a lake path."""
     return LakePath(join(f"\0{snapshot_id}", path))
-
-
-def lies_in(path: str, prefix: str) -> bool:
-    """Return whether a path is the prefix or lies below it; "" is the root of all."""
-    return not prefix or path == prefix or path.startswith(f"{prefix}/")
 
 
 def roots_of(mounts: MountTable, prefix: LakePath) -> tuple[LakePath, ...]:

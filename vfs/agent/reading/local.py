@@ -12,7 +12,7 @@ from vfs.agent.reading.metadata import Metadata
 from vfs.agent.reading.objects import Objects
 from vfs.errors import ForemountError, NotFound, Stale, Unsupported, to_failure
 from vfs.extents.store import Store, Stored
-from vfs.model import Entry, Kind, LakePath, join
+from vfs.model import Entry, Kind, LakePath, join, lies_in
 from vfs.namespace.mounts import MountTable
 
 log = logging.getLogger(__name__)
@@ -122,9 +122,9 @@ class LocalCopies:
             if point.site != stored.identity.site:
                 continue
             if not path or point.prefix.startswith(path + "/") or point.prefix == path:
-                if _is_below(stored.identity.path, point.root):
+                if lies_in(stored.identity.path, point.root):
                     return True
-            elif self._mounts.find(path) is point and _is_below(stored.identity.path, point.site_path(path)):
+            elif self._mounts.find(path) is point and lies_in(stored.identity.path, point.site_path(path)):
                 return True
         return False
 
@@ -207,7 +207,3 @@ async def _drain(queue: asyncio.Queue[Progress], work: asyncio.Future[None]) -> 
         while not queue.empty():
             yield queue.get_nowait()
         return
-
-
-def _is_below(path: str, root: str) -> bool:
-    return not root or path == root or path.startswith(root + "/")

@@ -15,7 +15,7 @@ from vfs.checkpoints.commit import rule_for, step_of
 from vfs.checkpoints.manifest import Manifest, ManifestFile, rank_of
 from vfs.clock import Clock
 from vfs.errors import NotADirectory, NotFound, from_failure
-from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, join, split
+from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, join, lies_in, split
 from vfs.namespace.catalog import CatalogWriter
 from vfs.namespace.mounts import MountTable
 from vfs.namespace.staged import Staged, Upload
@@ -95,7 +95,7 @@ class Checkpoints:
             ForemountError: its origin can't be asked.
         """
         found = {
-            manifest.path: of_manifest(manifest) for manifest in self._catalog.manifests() if _is_below(manifest.path, path)
+            manifest.path: of_manifest(manifest) for manifest in self._catalog.manifests() if lies_in(manifest.path, path)
         }
         for facts in self._staged(path):
             committed = found.get(LakePath(facts.path))
@@ -113,7 +113,7 @@ class Checkpoints:
         markers: dict[str, tuple[Staged, Upload | None]] = {}
         for node, record in self._uploads.pending():
             where = self._uploads.nodes.path(node)
-            if where is None or not _is_below(where, path):
+            if where is None or not lies_in(where, path):
                 continue
             directory = checkpoint_directory(where)
             if directory is not None:
@@ -232,7 +232,3 @@ def checkpoint_directory(path: str) -> str | None:
         if step_of(parts[depth - 1]) is not None:
             return "/".join(parts[:depth])
     return "/".join(parts) if rule_for(path) is not None else None
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return not directory or path == directory or path.startswith(directory + "/")
