@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import msgspec
-
 from vfs.errors import Corrupt, NotADirectory, NotFound, PinnedGone, ReadOnly, Stale
-from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Child, Node, Source, Tree
+from vfs.filesystem.tree import MODE_OF, Child, Node, Source, Tree, identity_of
 from vfs.model import Entry, Kind, LakePath, Version, join
 from vfs.namespace.catalog import POSITION_MAX
 from vfs.namespace.mounts import MountPoint
@@ -21,7 +19,6 @@ from vfs.policy.inforce import KERNEL_TTL_S_MAX
 
 _MARK = "pinned:"
 _PAGE_ENTRIES = 512
-_TYPE_BITS = {Kind.FILE: FILE_MODE, Kind.DIRECTORY: DIRECTORY_MODE, Kind.SYMLINK: LINK_MODE}
 _WRITING = 0o222
 
 
@@ -58,8 +55,8 @@ class PinnedTree:
     async def node(self, path: LakePath, entry: Entry) -> Node:
         """Return the attributes of what a snapshot holds at a path; owner and mode are those of today where it is local."""
         is_directory = entry.kind is Kind.DIRECTORY
-        identity = "directory" if is_directory else _MARK + ":".join(map(str, msgspec.structs.astuple(entry.version)))
-        mode = _TYPE_BITS[entry.kind]
+        identity = "directory" if is_directory else _MARK + identity_of(entry.version)
+        mode = MODE_OF[entry.kind]
         if entry.mode is not None and entry.kind is not Kind.SYMLINK:
             mode = (mode & ~0o7777) | (entry.mode & 0o555)
         node = Node(

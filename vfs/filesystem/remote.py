@@ -25,7 +25,7 @@ from vfs.filesystem.expected import PAGE, PUSH_BYTES_MIN, Expected
 from vfs.filesystem.local import LocalSource
 from vfs.filesystem.reads import ReadReports
 from vfs.filesystem.scratch import scratch
-from vfs.filesystem.tree import DIRECTORY_MODE, FILE_MODE, LINK_MODE, Buffer, Child, Node, Push, Source
+from vfs.filesystem.tree import MODE_OF, Buffer, Child, Node, Push, Source, identity_of
 from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, join, object_key, split
 from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
 from vfs.namespace.mounts import MountPoint
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 _PAGE_ENTRIES = 512
 _REREADS_MAX = 3
 """Times that a block which fails its digest is fetched again before the read fails."""
-_TYPE_BITS = {Kind.FILE: FILE_MODE, Kind.DIRECTORY: DIRECTORY_MODE, Kind.SYMLINK: LINK_MODE}
 
 
 class RemoteTree:
@@ -150,16 +149,15 @@ class RemoteTree:
         ttl_s = 0.0
         if seen_ns is not None:
             ttl_s = min(max(self._believed_s(path, entry) - self._age_s(seen_ns), 0.0), KERNEL_TTL_S_MAX)
-        version = entry.version
-        identity = f"{version.size}:{version.mtime_ns}:{version.etag}:{version.generation}"
+        identity = identity_of(entry.version)
         writing = 0o200 if self._point.writable and entry.kind is not Kind.SYMLINK else 0
-        mode = _TYPE_BITS[entry.kind] | writing
+        mode = MODE_OF[entry.kind] | writing
         if entry.mode is not None:
             mode = (mode & ~0o7777) | (entry.mode & (0o777 if writing else 0o555))
         if entry.kind is Kind.DIRECTORY:
             identity = "directory"
             mode |= 0o555
-        return Node(entry.kind, identity, version, mode, *self._owner, target=entry.target, ttl_s=ttl_s)
+        return Node(entry.kind, identity, entry.version, mode, *self._owner, target=entry.target, ttl_s=ttl_s)
 
     async def open_directory(self, path: LakePath) -> RemoteDirectory:
         listing, current = self._catalog.listing(path), True

@@ -18,6 +18,13 @@ Buffer = bytes | bytearray | memoryview
 DIRECTORY_MODE = stat.S_IFDIR | 0o555
 FILE_MODE = stat.S_IFREG | 0o444
 LINK_MODE = stat.S_IFLNK | 0o777
+MODE_OF = {Kind.FILE: FILE_MODE, Kind.DIRECTORY: DIRECTORY_MODE, Kind.SYMLINK: LINK_MODE}
+"""Of what says nothing of its own mode."""
+
+
+def identity_of(version: Version) -> str:
+    """Return the identity of a file that is its version: another version is another object."""
+    return f"{version.size}:{version.mtime_ns}:{version.etag}:{version.generation}"
 
 
 @dataclass(frozen=True, slots=True)
