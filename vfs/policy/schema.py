@@ -16,7 +16,7 @@ import msgspec
 from vfs.policy.facts import KNOWN, Accesses, CountRange, Ids, Match, NameGlobs, OneOf, PathGlobs, SizeRange
 from vfs.policy.loader import PolicyFile
 from vfs.policy.values import DEFAULTS, VALUES, value_text
-from vfs.policy.written import Allowance, FetchSize, Hedge, Names, Rate, SiteOrder, Staleness
+from vfs.policy.written import SNAPSHOT_NAME, Allowance, FetchSize, Hedge, Names, Rate, SiteOrder, Staleness
 from vfs.units import Bytes, Seconds
 
 _SIZE = r"[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?"
@@ -24,7 +24,7 @@ _TIME = r"[0-9]+(\.[0-9]+)? *(ms|s|m|min|h|d)"
 _LIMIT = rf"((size|hourly) *= *{_SIZE}|(share|stop) *= *[0-9]{{1,3}} *%)"
 _TEXTS: dict[type, str] = {
     Allowance: rf"^ *(on|off|{_LIMIT}( *, *{_LIMIT})*) *$",
-    Staleness: rf"^(immutable|close-to-open|ttl={_TIME}|pinned=[A-Za-z0-9][A-Za-z0-9._-]*)$",
+    Staleness: rf"^(immutable|close-to-open|ttl={_TIME}|pinned={SNAPSHOT_NAME})$",
     Hedge: rf"^(off|after *= *({_TIME}|([0-9]+(\.[0-9]+)? *\* *)?p95))$",
     FetchSize: rf"^{_SIZE}( *\.\. *{_SIZE})?$",
     Rate: rf"^(unlimited|{_SIZE} */ *s)$",
