@@ -23,7 +23,7 @@ import msgspec
 from vfs.policy.facts import NARROW, Facts, Match, SizeRange, mismatch
 from vfs.policy.globs import Landmarks, landmarks
 from vfs.policy.values import DEFAULTS, VALUES, Settings, Values, settings_of
-from vfs.policy.written import Staleness, StalenessKind
+from vfs.policy.written import Staleness
 
 _narrow = operator.attrgetter(*NARROW)
 REMEMBERED_MAX = 4096
@@ -139,7 +139,7 @@ class RuleSet:
         self.documents = tuple(sorted(documents, key=lambda document: not document.shipped))
         self.rules: tuple[Rule, ...] = tuple(rule for document in self.documents for rule in document.rules)
         self.origins: tuple[Origin, ...] = tuple(_origins(self.documents))
-        self.pinning = tuple(index for index, rule in enumerate(self.rules) if is_pinning(rule.set))
+        self.pinning = tuple(index for index, rule in enumerate(self.rules) if snapshot_of(rule.set))
         matches = [rule.match for rule in self.rules]
         self._narrow = [(1 << index, match) for index, match in enumerate(matches) if _is_narrow(match)]
         self._any_narrow = (1 << len(matches)) - 1 - sum(bit for bit, _ in self._narrow)
@@ -169,10 +169,10 @@ class RuleSet:
         return mask
 
 
-def is_pinning(settings: Settings) -> bool:
-    """Return whether a rule with these settings pins to a snapshot."""
+def snapshot_of(settings: Settings) -> str:
+    """Return the snapshot that a rule with these settings pins to, "" where it pins to none."""
     staleness: Staleness | None = settings_of(settings).get("staleness")
-    return staleness is not None and staleness.kind is StalenessKind.PINNED
+    return "" if staleness is None else staleness.snapshot
 
 
 def decide(rules: RuleSet, facts: Facts) -> Decision:

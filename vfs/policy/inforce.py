@@ -14,10 +14,10 @@ import msgspec
 
 from vfs.config import Config, Limits
 from vfs.model import LakePath, SiteName
-from vfs.policy.engine import Decision, Origin, RuleSet, decide
+from vfs.policy.engine import Decision, Origin, RuleSet, decide, snapshot_of
 from vfs.policy.facts import KNOWN, Access, Facts, Match
 from vfs.policy.store import PolicySet, PolicyStore
-from vfs.policy.values import DEFAULTS, Values, settings_of
+from vfs.policy.values import DEFAULTS, Values
 from vfs.policy.written import Staleness, duration_text
 
 KERNEL_TTL_S_MAX = 3600.0
@@ -106,7 +106,7 @@ def snapshots_named(rules: RuleSet) -> dict[str, Origin]:
     """Return the snapshots that rules name, each with the first rule that does."""
     named: dict[str, Origin] = {}
     for index in rules.pinning:
-        named.setdefault(settings_of(rules.rules[index].set)["staleness"].snapshot, rules.origins[index])
+        named.setdefault(snapshot_of(rules.rules[index].set), rules.origins[index])
     return named
 
 

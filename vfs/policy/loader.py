@@ -23,7 +23,7 @@ import msgspec
 
 import vfs
 from vfs.errors import InvalidPolicy
-from vfs.policy.engine import Breathe, Document, Rule, RuleSet, hold_breath, is_pinning
+from vfs.policy.engine import Breathe, Document, Rule, RuleSet, hold_breath, snapshot_of
 from vfs.policy.facts import CountRange, Match, SizeRange
 from vfs.policy.values import DEFAULTS, Settings, Values, settings_of
 from vfs.policy.written import NEAREST, ORIGIN
@@ -296,7 +296,7 @@ def _check(text: Text, lines: _Lines, stated: PolicyFile, breathe: Breathe) -> N
         settings = settings_of(rule.set)
         if not settings:
             raise InvalidPolicy(_at(text, lines.find(f"{where}.set"), where), "sets nothing", "set a value, or drop the rule")
-        if is_pinning(rule.set):
+        if snapshot_of(rule.set):
             _check_pin(text, lines, where, rule.match)
         if settings.get("deadline") == 0:
             key = f"{where}.set.deadline"
