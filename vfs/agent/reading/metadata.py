@@ -92,7 +92,7 @@ class Metadata:
         self._ttl_s = ttl_s
         self._version_ttl_s = version_ttl_s
         self._spawn = spawn
-        self._pins = pins
+        self._pins = Pins(catalog, lambda path: "") if pins is None else pins
         self._commits = commits
         self._runs: dict[LakePath, _Run] = {}
         self._lookups: OrderedDict[LakePath, int] = OrderedDict()
@@ -107,7 +107,7 @@ class Metadata:
             Denied, Unavailable: the origin's own failure; the catalog keeps what it said before.
             Stale: it is pinned to a snapshot that is not here.
         """
-        if self._pins is not None and self._pins.named(path):
+        if self._pins.named(path):
             try:
                 return self._pins.entry(path)
             except NotFound:
@@ -174,7 +174,7 @@ class Metadata:
             NotFound, NotADirectory, Denied, Unavailable: from the origin, before the first page.
             Stale: it is pinned to a snapshot that is not here.
         """
-        if self._pins is not None and self._pins.named(path):
+        if self._pins.named(path):
             snapshot, count = self._pins.directory(path)
             return wire.Listed(snapshot.id, count, complete=True)
         run = self._runs.get(path)
@@ -193,7 +193,7 @@ class Metadata:
 
     def is_pinned(self, path: LakePath) -> bool:
         """Return whether what is said of a path comes from a snapshot."""
-        return self._pins is not None and bool(self._pins.named(path))
+        return bool(self._pins.named(path))
 
     def page(self, path: LakePath, generation: int, position: int, limit: int) -> Sequence[Entry | None]:
         """Return up to `limit` entries of what `list` told of, from `position` on.
@@ -201,7 +201,7 @@ class Metadata:
         Raises:
             Stale: of a snapshot that was dropped meanwhile.
         """
-        if generation >= ID_MIN and self._pins is not None:
+        if generation >= ID_MIN:
             return self._pins.page(path, generation, position, limit)
         return self._catalog.page(path, generation, position, limit)
 
