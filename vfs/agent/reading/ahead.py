@@ -70,7 +70,7 @@ class Reading:
         """Note a read; return what to fetch ahead now.
 
         Args:
-            room_bytes: what the line takes now.
+            room_bytes: what the line takes now; counts where members predict.
         """
         if self.whole is not None:
             self.seen.add(offset, min(offset + length, self.identity.version.size))

@@ -208,7 +208,7 @@ class Prefetcher:
         if reading.reading_layout:
             reading.early += ranges
         ahead: list[Range] = []
-        room = self._fetcher.room_bytes(reading.identity)
+        room = self._fetcher.room_bytes(reading.identity) if reading.members is not None else 0
         for offset, length in ranges:
             found = reading.read(offset, length, room - sum(length for _, length in ahead))
             if found and found[0][0] == offset:  # all of a run that has just begun: its reader waits for it
