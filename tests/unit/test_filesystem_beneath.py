@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lake import DISK
 from tests.worker import Worker, run_worker
 from vfs.errors import NotADirectory, Stale
 from vfs.filesystem import beneath
@@ -16,17 +17,6 @@ from vfs.filesystem.filesystem import FileSystem
 from vfs.filesystem.tree import Changes
 from vfs.model import Ino
 
-CONFIG = """
-[sites.disk]
-kind = "local"
-path = "{base}/disk"
-[[mounts]]
-prefix = "/"
-site = "disk"
-writable = true
-[cache]
-directory = "{base}/cache"
-"""
 ME = (os.geteuid(), os.getegid())
 
 
@@ -94,7 +84,7 @@ def test_no_call_goes_through_a_directory_that_was_swapped_for_a_symlink(tmp_pat
             assert (found, os.getxattr(outside / "f", "user.secret")) == ({"f": b"secret"}, b"x"), name
             assert sorted(each.name for each in disk.iterdir()) == ["d", "other"], name
 
-    run_worker(tmp_path, CONFIG, body)
+    run_worker(tmp_path, DISK, body)
 
 
 def test_file_that_was_swapped_for_a_symlink_is_neither_opened_nor_changed(tmp_path: Path, disk: Path, outside: Path) -> None:
@@ -108,7 +98,7 @@ def test_file_that_was_swapped_for_a_symlink_is_neither_opened_nor_changed(tmp_p
             await worker.filesystem.change(f, Changes(size=0))
         assert (outside / "f").read_bytes() == b"secret"
 
-    run_worker(tmp_path, CONFIG, body)
+    run_worker(tmp_path, DISK, body)
 
 
 def test_file_that_was_swapped_for_a_fifo_does_not_hang_the_worker(tmp_path: Path, disk: Path) -> None:
@@ -119,7 +109,7 @@ def test_file_that_was_swapped_for_a_fifo_does_not_hang_the_worker(tmp_path: Pat
         with pytest.raises(Stale):
             await worker.filesystem.open(f, os.O_RDONLY)
 
-    run_worker(tmp_path, CONFIG.replace("writable = true", ""), body)
+    run_worker(tmp_path, DISK.replace("writable = true", ""), body)
 
 
 def test_times_and_mode_of_a_symlink_are_never_those_of_its_target(tmp_path: Path, disk: Path, outside: Path) -> None:
@@ -130,7 +120,7 @@ def test_times_and_mode_of_a_symlink_are_never_those_of_its_target(tmp_path: Pat
         assert (disk / "l").lstat().st_mtime_ns == 7
         assert (outside / "f").stat().st_mtime_ns == before.st_mtime_ns
 
-    run_worker(tmp_path, CONFIG, body)
+    run_worker(tmp_path, DISK, body)
 
 
 @pytest.mark.parametrize("path", ["..", "d/../../outside/f", "/etc/passwd"])
