@@ -25,7 +25,7 @@ from vfs.extents.layout import BLOCK, HEADER_BYTES, PASSTHROUGH_BYTES_MIN, Ident
 from vfs.extents.limits import FetchLimits
 from vfs.extents.reader import CachedObject, read_copied
 from vfs.extents.store import Store
-from vfs.model import ObjectKey, SiteName, SitePath, object_key
+from vfs.model import ObjectKey, SiteName, SitePath
 from vfs.sites.faults import ChangedEtag, Cut, Fail, FaultySite, Stall, WrongLength
 from vfs.sites.memory import MemorySite
 
@@ -56,7 +56,7 @@ class Bench:
 
     @property
     def key(self) -> ObjectKey:
-        return object_key(self.identity.site, self.identity.path, self.identity.version)
+        return self.identity.key
 
     def read(self, root: str, offset: int, length: int) -> bytes | None:
         return read_copied(root, self.key, offset, length)
@@ -463,7 +463,7 @@ async def test_an_unknown_site_is_unavailable(directory: str) -> None:
         await at.fetcher.hold(lost)
         with pytest.raises(Unavailable, match="not configured"):
             await at.fetcher.ensure(lost, 0, 1)
-        at.fetcher.release(object_key(lost.site, lost.path, lost.version))
+        at.fetcher.release(lost.key)
 
 
 # Trouble in the cache

@@ -267,7 +267,7 @@ def _file(path: LakePath, version: Version, mounts: MountTable, rules: PathRules
         return _File(path, None, ObjectKey(""), 0.0)
     identity = Identity(point.site, point.site_path(path), version)
     deadline_s = rules.decision(path, Access.READ, version.size).values.deadline
-    return _File(path, identity, object_key(identity.site, identity.path, version), deadline_s)
+    return _File(path, identity, identity.key, deadline_s)
 
 
 def _layouts(trace: Trace, files: list[_File]) -> dict[ObjectKey, PackedLayout]:
