@@ -101,8 +101,7 @@ def on_s3(server: SeaweedFs, base: Path) -> Iterator[Origin]:
 
 
 def config(site: str, *, writable: bool) -> str:
-    text = _CONFIG.replace("SITE", f"[sites.origin]\n{site}").replace("WRITABLE", str(writable).lower())
-    return text.replace("{{base}}", "{base}")
+    return _CONFIG.replace("SITE", f"[sites.origin]\n{site}").replace("WRITABLE", str(writable).lower())
 
 
 def pin(base: Path, snapshots: dict[str, str]) -> None:
