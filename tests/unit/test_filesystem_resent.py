@@ -43,7 +43,7 @@ CHANGES: dict[str, tuple[Step, Callable[[Path], bool]]] = {
     "create": (lambda fs, work: fs.make_node(work, b"new", 0o100644, OWNER), lambda disk: (disk / "new").is_file()),
     "symlink": (lambda fs, work: fs.make_symlink(work, b"new", b"x", OWNER), lambda disk: (disk / "new").is_symlink()),
     "link": (
-        lambda fs, work: make_link(fs, work),
+        make_link,
         lambda disk: (disk / "new").exists() and (disk / "new").samefile(disk / "old"),
     ),
     "unlink": (lambda fs, work: fs.remove(work, b"old", directory=False), lambda disk: not (disk / "old").exists()),
