@@ -47,9 +47,8 @@ class FarLine:
         server.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(
-            ConnectionError, asyncio.CancelledError
-        ):  # streams would log the end of a connection as a bug
+        # Streams would log the end of a connection as a bug.
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
             await asyncio.sleep(self._rtt_s)
             up = asyncio.create_task(self._pass(reader, there_writer, is_capped=False))
