@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from vfs.agent.writing.commits import Commits, site_path_of
 from vfs.agent.writing.places import Places, places_of
-from vfs.agent.writing.uploadplan import Clear, MakeDirectory, Move, Remove, Send, Step, next_step, old_markers, waits_below
+from vfs.agent.writing.uploadplan import Clear, MakeDirectory, Move, Remove, Send, Step, clears_below, next_step, old_markers
 from vfs.model import LakePath, SiteName
 from vfs.namespace.catalog import CatalogWriter
 from vfs.namespace.journal import JournalReader
@@ -72,7 +72,7 @@ class Turns:
         """Yield the nodes that have to leave a place before something comes there, or is removed there."""
         if isinstance(step, Clear):
             return ()
-        found = self._places.at((point.site, step.to), below=waits_below(step, node))
+        found = self._places.at((point.site, step.to), below=clears_below(step, node))
         return (other for other in found if other != node.id)
 
     def _in_the_way(self, node_id: int) -> Iterable[int]:

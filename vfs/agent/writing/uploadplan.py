@@ -130,8 +130,8 @@ def places_of_step(step: Step, site: SiteName) -> list[Place]:
             return [(site, step.to)]
 
 
-def waits_below(step: Step, node: Staged) -> bool:
-    """Return whether a step waits for what is to leave the directory of that name, too."""
+def clears_below(step: Step, node: Staged) -> bool:
+    """Return whether a step removes the directory of that name, and so waits for what is to leave it."""
     match step:
         case Remove(_, directory):
             return directory
@@ -139,11 +139,6 @@ def waits_below(step: Step, node: Staged) -> bool:
             return node.hides is StagedKind.DIRECTORY
         case _:
             return False
-
-
-def clears_below(step: Step, node: Staged) -> bool:
-    """Return whether a step removes the directories that were left in the directory of that name."""
-    return waits_below(step, node)
 
 
 def old_markers(nodes: StagedNodes, node: Staged) -> list[Staged]:

@@ -359,7 +359,7 @@ class Uploads:
         self._dropped.discard(node_id)
         self._rests.pop(node_id, None)
         self._seen_ns.pop(node_id, None)
-        if self._catalog.upload(node_id) is not None:
+        if record is not None:
             self._catalog.drop_upload(node_id)
         self._turns.place(node_id)
 
