@@ -359,6 +359,26 @@ def test_who_touches_a_sealed_file_breaks_the_seal(store: Store) -> None:
     cached.close()
 
 
+def test_a_file_that_is_touched_while_it_is_verified_is_not_sealed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = put(store, content(2 * MIB))
+    verify = store.verify
+
+    def touched(key: ObjectKey) -> list[int]:
+        broken = verify(key)
+        with open(data_path(store.root, key), "r+b") as file:
+            file.write(b"x")
+        return broken
+
+    monkeypatch.setattr(store, "verify", touched)
+    assert not store.seal(key)
+    cached = CachedObject.open(store.root, key)
+    assert not cached.sealed()
+    cached.close()
+    monkeypatch.undo()
+    assert not store.seal(key)
+    assert store.missing(key, 0, 2 * MIB) == [range(1)]
+
+
 def test_a_dropped_block_ends_the_seal_and_a_refetch_can_renew_it(store: Store) -> None:
     body = content(3 * BLOCK)
     key = put(store, body)

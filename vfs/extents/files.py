@@ -260,15 +260,17 @@ class ObjectFiles:
         except OSError as exc:
             raise translate(exc, self.path) from exc
 
-    def seal(self) -> Seal:
-        """Write the seal for the data file as it is now. The lock is held by the caller, who has verified all blocks."""
-        seal = seal_of(os.fstat(self._data))
+    def seal_now(self) -> Seal:
+        """Return the seal for the data file as it is now."""
+        return seal_of(os.fstat(self._data))
+
+    def seal(self, seal: Seal) -> None:
+        """Write a seal. The lock is held by the caller, who has verified all blocks since it took the seal."""
         try:
             _write(self._sums, memoryview(encode_seal(seal)), SEAL_OFFSET)
         except OSError as exc:
             raise translate(exc, self.path) from exc
         self._sealed = True
-        return seal
 
     def used(self) -> int:
         """Return the bytes that both files take on the disk."""

@@ -413,18 +413,22 @@ class Store:
                 self._seal_if_right(files, mark)
 
     def _seal_if_right(self, files: ObjectFiles, changes: int) -> bool:
-        """Verify and seal an object that was synced when it had undergone `changes` changes."""
+        """Verify and seal an object that was synced when it had undergone `changes` changes.
+
+        The seal is for the file as it was before that: what anybody changes meanwhile may be verified already.
+        """
+        before = files.seal_now()
         if self.verify(files.key):
             return False
         with files.lock:
-            if files.changes != changes or not files.all_digests().all():
+            if files.changes != changes or files.seal_now() != before or not files.all_digests().all():
                 return False
             with self._shelf.lock:
                 record = self._shelf.books.record(files.key)
                 assert record is not None
                 record.sealed = True
                 self.counters.sealed += 1
-            files.seal()
+            files.seal(before)
         return True
 
     # Inside
