@@ -61,12 +61,21 @@ class Readers:
         assert self.errors == []
         assert all(self.rounds.values()), self.rounds
 
-    def wait_rounds(self, timeout_s: float = 30.0) -> None:
-        """Wait until each reader has begun and ended at least one more pass: the mount serves all of them again."""
+    def wait_rounds(self, timeout_s: float = 30.0, *, at_least_s: float = 0.0) -> None:
+        """Wait until each reader has begun and ended at least one more pass: the mount serves all of them again.
+
+        Args:
+            at_least_s: go on reading for so long in any case.
+        """
         before = dict(self.rounds)
-        deadline = time.monotonic() + timeout_s
-        while any(self.rounds[kind] < before[kind] + 2 for kind in before) and not self.errors:
-            assert time.monotonic() < deadline, f"readers make no progress: {before} {self.rounds}"
+        begun = time.monotonic()
+
+        def is_over() -> bool:
+            came_round = all(self.rounds[kind] >= before[kind] + 2 for kind in before)
+            return bool(self.errors) or (came_round and time.monotonic() - begun > at_least_s)
+
+        while not is_over():
+            assert time.monotonic() < begun + timeout_s, f"readers make no progress: {before} {self.rounds}"
             time.sleep(0.005)
 
     def _run(self, kind: str, seed: int) -> None:
