@@ -52,6 +52,7 @@ from vfs.foresight.model import (
 )
 from vfs.foresight.placing import Rules, places, site_facts
 from vfs.foresight.replicaserver import serving
+from vfs.httpservice import Rates
 from vfs.model import LakePath, SiteName, SitePath
 from vfs.namespace.mounts import build_mount_table
 from vfs.policy.written import SiteOrder
@@ -184,7 +185,7 @@ def _serve(base: Path, indexes: range, line: Any) -> None:
                     tokens=str(base / "tokens"),
                     rate=Bytes(RATE),
                 )
-                addresses[index] = (await stack.enter_async_context(serving(settings)))[1]
+                addresses[index] = (await stack.enter_async_context(serving(settings, Rates("replica server", 300))))[1]
             line.send(addresses)
             await asyncio.to_thread(line.recv)
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from vfs import config
+from vfs import config, httpservice
 from vfs.errors import Denied, DirectoryNotEmpty, InvalidConfig, NoSpace, NotFound, Stale, Unavailable
 from vfs.extents.layout import BLOCK, data_path
-from vfs.foresight import bearing
+from vfs.foresight import bearing, replicaserver
 from vfs.foresight.replicaserver import ReplicaServer, Tokens, serving
+from vfs.httpservice import Rates
 from vfs.model import SiteName, SitePath
 from vfs.sites.http import HttpSite
 from vfs.sites.httpwriter import HttpWriter
@@ -64,7 +65,7 @@ async def node(base: Path, *, size: int = 64 << 20, token: str = "w-token", rate
     settings = config.ReplicaServer(
         address="127.0.0.1:0", directory=str(base / "node"), tokens=str(tokens), size=Bytes(size), rate=Bytes(rate)
     )
-    async with serving(settings) as (server, address):
+    async with serving(settings, Rates("replica server", 300)) as (server, address):
         site = HttpSite(NODE, f"http://{address}/", headers_file=str(headers))
         try:
             yield Node(base, server, address, site)
@@ -210,3 +211,56 @@ async def test_a_server_measures_how_many_readers_a_copy_bears_and_says_so(tmp_p
         assert measured.is_limit
         assert 1 <= measured.readers < 8, "eight share what one alone may have"
         assert found.server.facts()["bears"] == bearing.written(measured)
+
+
+async def test_a_file_is_asked_about_without_its_bytes(tmp_path: Path) -> None:
+    async with node(tmp_path) as found:
+        await found.put(PATH, BODY)
+        assert (await found.site.stat(PATH)).version.size == len(BODY)
+        assert (await found.site.stat(SitePath("copies/r1"))).kind == "directory"
+        with pytest.raises(NotFound):
+            await found.site.stat(SitePath("copies/r"))
+        await found.writer.remove(PATH)
+        with pytest.raises(NotFound):
+            await found.site.stat(SitePath("copies/r1"))
+        assert found.server.counters.reads == 0
+
+
+async def test_who_takes_nothing_or_brings_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpservice, "SLOW_S", 0.1)
+    monkeypatch.setattr(replicaserver, "SILENT_S", 0.1)
+    async with node(tmp_path) as found:
+        await found.put("large", bytes(32 << 20))
+        host, port = found.address.split(":")
+        head = "{} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer w-token\r\n"
+        taken, asking = await asyncio.open_connection(host, int(port))
+        asking.write(head.format("GET /large").encode() + b"\r\n")
+        said, bringing = await asyncio.open_connection(host, int(port))
+        bringing.write(head.format("PUT /half").encode() + b"Content-Length: 1000\r\n\r\nhalf")
+        assert (await said.readline()).startswith(b"HTTP/1.1 400")
+        async with asyncio.timeout(30):
+            while found.server.counters.readers or not found.server.counters.reads:
+                await asyncio.sleep(0.01)
+        count = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := await taken.read(1 << 20):
+                count += len(piece)
+        assert count < 32 << 20
+        for writer in (asking, bringing):
+            writer.close()
+
+
+async def test_readers_beyond_those_that_a_server_bears_are_sent_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicaserver, "TRANSFERS_MAX", 1)
+    async with node(tmp_path) as found:
+        await found.put("large", bytes(32 << 20))
+        version = (await found.site.stat(SitePath("large"))).version
+        first = found.site.read(SitePath("large"), version, 0, version.size)
+        await anext(first)
+        with pytest.raises(Unavailable, match="503"):
+            await found.read("large", 0, 10)
+        async for _ in first:
+            pass
+        assert await found.read("large", 0, 10) == bytes(10)

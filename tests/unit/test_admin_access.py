@@ -1,4 +1,4 @@
-"""Who may ask the admin API: tokens, roles, browsers, limits."""
+"""Who may ask the admin API: tokens, roles, browsers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.observed import make_certificate, why_no_tls
-from vfs.admin.access import Bucket, Limits, Role, Tokens, check_browser, parse_tokens
+from vfs.admin.access import Role, Tokens, check_browser, parse_tokens
 from vfs.admin.api import public_config
 from vfs.config import parse
 from vfs.errors import Denied, InvalidConfig
@@ -120,21 +120,6 @@ def test_request_that_only_a_foreign_page_would_send_is_refused(headers: dict[st
 )
 def test_own_page_and_command_line_may_ask(headers: dict[str, str]) -> None:
     check_browser(headers, local=True, changes=True)
-
-
-def test_bucket_lets_a_burst_through_and_then_the_rate() -> None:
-    bucket = Bucket(rate=2.0, burst=3.0, now_s=0.0)
-    assert [bucket.wait_s(0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
-    assert bucket.wait_s(0.5) == 0.0
-    assert bucket.wait_s(0.5) == 0.5
-    assert [bucket.wait_s(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
-
-
-def test_one_caller_does_not_use_up_anothers_requests() -> None:
-    limits = Limits(rate=1.0, burst=1.0)
-    assert limits.wait_s("a", 0.0) == 0.0
-    assert limits.wait_s("a", 0.0) > 0.0
-    assert limits.wait_s("b", 0.0) == 0.0
 
 
 def test_configuration_is_shown_without_secrets() -> None:

@@ -18,6 +18,7 @@ from vfs.admin.policies import AuditLog, Policies, Record
 from vfs.cli.client import AdminClient
 from vfs.clock import FakeClock
 from vfs.errors import ForemountError, InvalidPolicy, Stale
+from vfs.httpservice import Rates
 from vfs.policy.store import PolicyStore
 
 AT = "2023-11-14T22:13:20.000+00:00"
@@ -39,7 +40,7 @@ def policies(tmp_path: Path) -> Policies:
 async def agent(tmp_path: Path, policies: Policies) -> AsyncIterator[AdminClient]:
     socket_path = str(tmp_path / "admin.sock")
     absent = cast(Any, None)
-    api = Api(absent, absent, absent, policies, absent, absent, Events(FakeClock()), dict)
+    api = Api(absent, absent, absent, policies, absent, absent, Events(FakeClock()), dict, Rates("admin API", 300))
     async with serve_unix(socket_path, api.application(local=True)):
         yield AdminClient(socket_path, 10)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfs.extents.fair import WEIGHTS, FairOrder, Priority, TokenBucket
+from vfs.extents.fair import WEIGHTS, FairOrder, Priority
 
 MIB = 1 << 20
 
@@ -69,47 +68,3 @@ def test_a_flow_that_was_silent_has_saved_nothing_up() -> None:
     for _ in range(100):
         order.served(order.stamp("busy", 1, 1))
     assert order.stamp("late", 1, 1) == order.stamp("busy", 1, 1)
-
-
-@settings(deadline=None)
-@given(
-    st.floats(1e6, 1e9),
-    st.lists(st.tuples(st.floats(0, 0.5), st.floats(1, 8 * MIB)), min_size=1, max_size=60),
-    st.floats(0, 1),
-)
-def test_a_bucket_never_lets_more_through_than_rate_and_burst_and_one_claim(
-    rate: float, claims: list[tuple[float, float]], burst_s: float
-) -> None:
-    bucket, now_s, passed = TokenBucket(rate, rate * burst_s), 0.0, 0.0
-    for pause_s, amount in claims:
-        now_s += pause_s
-        now_s += bucket.wait_s(now_s)
-        assert passed <= rate * (now_s + burst_s) * (1 + 1e-9) + 1
-        bucket.take(amount, now_s)
-        passed += amount
-
-
-@pytest.mark.parametrize("rate", [1e6, 1.25e8])
-def test_a_bucket_that_is_always_asked_passes_its_whole_rate(rate: float) -> None:
-    bucket, now_s = TokenBucket(rate, rate * 0.05), 0.0
-    for _ in range(1000):
-        now_s += bucket.wait_s(now_s)
-        bucket.take(MIB, now_s)
-    assert 1000 * MIB / rate == pytest.approx(now_s, rel=0.01, abs=MIB / rate + 0.06)
-
-
-def test_a_bucket_without_a_rate_never_waits() -> None:
-    bucket = TokenBucket()
-    for _ in range(10):
-        bucket.take(1e12, 0.0)
-        assert bucket.wait_s(0.0) == 0.0
-
-
-def test_a_new_rate_holds_at_once_and_debts_stay() -> None:
-    bucket = TokenBucket(1000, 0)
-    bucket.take(1000, 0.0)
-    assert bucket.wait_s(0.0) == 1.0
-    bucket.set_rate(500, 0, 0.5)
-    assert bucket.wait_s(0.5) == 1.0
-    bucket.set_rate(math.inf, 0, 0.5)
-    assert bucket.wait_s(0.5) == 0.0

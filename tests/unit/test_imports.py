@@ -35,6 +35,7 @@ VALUES = {
     ),
     "vfs.usage",
     "vfs.backoff",
+    "vfs.rates",
     *("vfs.rundir", "vfs.sites.protocol", "vfs.extents.layout", "vfs.extents.limits", "vfs.extents.counters"),
 }
 LAYER_OF_PACKAGE = {
@@ -49,6 +50,7 @@ LAYER_OF_PACKAGE = {
     "vfs.foresight": "services",
     "vfs.training": "services",
     "vfs.unixhttp": "services",
+    "vfs.httpservice": "services",
     "vfs.tls": "services",
     "vfs.filesystem": "file system",
     "vfs.traces": "file system",
@@ -73,6 +75,7 @@ OWNERS = {
         (
             "vfs.sites",
             "vfs.admin",
+            "vfs.httpservice",
             "vfs.samples.node",
             "vfs.samples.nodeclient",
             "vfs.foresight.controller",

@@ -1,4 +1,4 @@
-"""Who may ask what, and how often: peers of the Unix socket by the kernel's word, callers over TCP by their token.
+"""Who may ask what: peers of the Unix socket by the kernel's word, callers over TCP by their token.
 
 A page in a browser must not be able to act for whoever forwards the socket to a port (`ssh -L`): requests that name another
 host than this one, or come from another site's page, are refused. Tokens hold as their file is now.
@@ -12,7 +12,6 @@ import os
 import socket
 import stat
 import struct
-from collections import OrderedDict
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -23,7 +22,6 @@ from vfs.errors import Denied, InvalidConfig
 _PEER = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 _TOKEN_CHARS_MIN = 16
-_CALLERS_MAX = 1000
 
 
 class Role(enum.IntEnum):
@@ -142,45 +140,3 @@ def check_browser(headers: Mapping[str, str], *, local: bool, changes: bool) -> 
         raise Denied("admin API", f"is not for pages of {origin}")
     if changes and headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise Denied("admin API", "is not for pages of other sites")
-
-
-class Bucket:
-    """Lets `rate` requests a second through, `burst` at once. Pure: time is an argument.
-
-    Invariant: 0 <= _left <= burst.
-    """
-
-    __slots__ = ("_at_s", "_burst", "_left", "_rate")
-
-    def __init__(self, rate: float, burst: float, now_s: float) -> None:
-        self._rate = rate
-        self._burst = self._left = burst
-        self._at_s = now_s
-
-    def wait_s(self, now_s: float) -> float:
-        """Take one and return 0, or return after how many seconds there will be one."""
-        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._rate)
-        self._at_s = now_s
-        if self._left >= 1:
-            self._left -= 1
-            return 0.0
-        return (1 - self._left) / self._rate
-
-
-class Limits:
-    """A bucket for each caller, the least recent of too many forgotten. Pure: time is an argument."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
-
-    def wait_s(self, caller: str, now_s: float) -> float:
-        """Take one request of this caller and return 0, or return when to come again, in seconds."""
-        bucket = self._buckets.get(caller)
-        if bucket is None:
-            bucket = self._buckets[caller] = Bucket(self._rate, self._burst, now_s)
-            if len(self._buckets) > _CALLERS_MAX:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(caller)
-        return bucket.wait_s(now_s)

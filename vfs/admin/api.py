@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from vfs.admin import metrics, routes
-from vfs.admin.access import Caller, Limits, Role, Tokens, check_browser, peer_of
+from vfs.admin.access import Caller, Role, Tokens, check_browser, peer_of
 from vfs.admin.events import Events
 from vfs.admin.policies import Policies
 from vfs.admin.records import (
@@ -38,7 +38,6 @@ from vfs.admin.records import (
     TellBody,
     TimelineQuery,
     WhyQuery,
-    refusal,
 )
 from vfs.admin.routes import ROUTES, Route
 from vfs.admin.stats import Facts
@@ -53,22 +52,28 @@ from vfs.errors import (
     Busy,
     DeadlineExceeded,
     Denied,
-    ForemountError,
     InvalidFeed,
     InvalidPolicy,
     NotFound,
     Stale,
-    Unavailable,
     Unsupported,
 )
 from vfs.foresight.board import Board
+from vfs.httpservice import (
+    BODY_BYTES_MAX,
+    AtOnce,
+    Rates,
+    bearer,
+    body_of,
+    errors_as_json,
+    refused,
+    runner_of,
+    send,
+    stranger,
+)
 from vfs.model import NAME_BYTES_MAX, LakePath
 from vfs.units import encode_unit
 
-log = logging.getLogger(__name__)
-_BODY_BYTES_MAX = 1 << 20
-_LINE_BYTES_MAX = 64 << 10
-"""Of a request: 4,096 characters of four bytes, each byte written with three."""
 _STATUS_OF = {
     NotFound: 404,
     Denied: 403,
@@ -82,13 +87,7 @@ _STATUS_OF = {
 }
 _SNAPSHOT_S = 0.5
 _STREAMS_MAX = {routes.EVENTS: 300, routes.LINES: 8}
-_RATE, _BURST = 300.0, 600.0
-"""Requests of one caller. 200 pages that ask once a second are one caller where all come through one user id."""
-_STRANGERS_RATE, _STRANGERS_BURST = 20.0, 200.0
 _KEEP_ALIVE_S = 15.0
-_SLOW_READER_S = 30.0
-"""A stream whose client takes nothing for so long ends."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 QueryT = TypeVar("QueryT", bound=msgspec.Struct)
 CALLER = web.RequestKey("caller", Caller)
 
@@ -110,6 +109,7 @@ class Api:
         snapshots: Snapshots,
         events: Events,
         config: Callable[[], dict[str, Any]],
+        rates: Rates,
         tokens: Tokens | None = None,
     ) -> None:
         self._facts = facts
@@ -121,9 +121,8 @@ class Api:
         self._events = events
         self._config = config
         self._tokens = tokens
-        self._limits = Limits(_RATE, _BURST)
-        self._strangers = Limits(_STRANGERS_RATE, _STRANGERS_BURST)
-        self._streams = dict.fromkeys(_STREAMS_MAX, 0)
+        self._rates = rates
+        self._streams = {media: AtOnce("admin API", most) for media, most in _STREAMS_MAX.items()}
         self._made: dict[str, tuple[float, bytes]] = {}
 
     def application(self, *, local: bool, pages: Callable[[web.Application], None] = lambda app: None) -> web.Application:
@@ -132,7 +131,19 @@ class Api:
         Args:
             local: for the Unix socket: the kernel says who asks.
         """
-        app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors_as_json])
+
+        @web.middleware
+        async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+            """Count every request, of the page and of what is not there too."""
+            caller = self._caller(request, local=local)
+            if caller is None:
+                self._rates.stranger(request)
+            else:
+                self._rates.known(caller.name, request)
+                request[CALLER] = caller
+            return await handler(request)
+
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[errors_as_json(_STATUS_OF, 502), counted])
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._guarded(route, local=local))
         pages(app)
@@ -144,18 +155,16 @@ class Api:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             check_browser(request.headers, local=local, changes=route.method != "GET")
-            caller = self._caller(request, local=local)
+            caller = request.get(CALLER)
             if caller is None:
-                return self._stranger(request)
+                return stranger()
             if caller.role < role:
                 raise Denied("admin API", f"{caller.name} may only {caller.role.name.lower()}", f"needs role {route.role}")
-            if wait_s := self._limits.wait_s(caller.name, time.monotonic()):
-                return _too_many(wait_s)
-            request[CALLER] = caller
             if route.body is not None and request.content_type != routes.JSON:
-                return _refused(415, "request", "has a body of another type", "send Content-Type: application/json")
-            if route.media in _STREAMS_MAX:
-                return await self._bounded(route.media, handler, request)
+                raise web.HTTPUnsupportedMediaType
+            if route.media in self._streams:
+                with self._streams[route.media].one():
+                    return await handler(request)
             if route.snapshot:
                 return await self._snapshot(route, request)
             return await handler(request)
@@ -167,25 +176,7 @@ class Api:
             assert request.transport is not None
             connection: socket.socket = request.transport.get_extra_info("socket")
             return peer_of(connection)
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        return self._tokens.find(token.strip()) if self._tokens is not None and scheme.lower() == "bearer" else None
-
-    def _stranger(self, request: web.Request) -> web.Response:
-        """Answer somebody without a valid token, each address a few times a second at most."""
-        if wait_s := self._strangers.wait_s(request.remote or "", time.monotonic()):
-            return _too_many(wait_s)
-        answer = _refused(401, "token", "is missing or wrong", "send Authorization: Bearer TOKEN")
-        answer.headers["WWW-Authenticate"] = "Bearer"
-        return answer
-
-    async def _bounded(self, media: str, handler: Handler, request: web.Request) -> web.StreamResponse:
-        if self._streams[media] >= _STREAMS_MAX[media]:
-            return _refused(503, "admin API", "has too many streams", "come again later")
-        self._streams[media] += 1
-        try:
-            return await handler(request)
-        finally:
-            self._streams[media] -= 1
+        return self._tokens.find(bearer(request)) if self._tokens is not None else None
 
     async def _snapshot(self, route: Route, request: web.Request) -> web.Response:
         """Answer with what was made for another caller a moment ago, or make it."""
@@ -275,8 +266,7 @@ class Api:
                             event = await listener.queue.get()
                             body = msgspec.json.encode(event)
                             frame = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), body)
-                    async with asyncio.timeout(_SLOW_READER_S):
-                        await response.write(frame)
+                    await send(request, response, frame)
         return response
 
     async def snapshots(self, request: web.Request) -> web.Response:
@@ -333,7 +323,7 @@ class Api:
             who = caller.uid if caller.uid >= 0 else caller.name
             reload = await self._policies.reload(who, _if_match(request))
         except Stale as exc:
-            return _json(refusal(exc), 412)
+            return refused(412, exc)
         self._made.clear()
         return _json(reload, etag=reload.after)
 
@@ -353,11 +343,6 @@ async def serve_unix(socket_path: str, app: web.Application) -> AsyncIterator[No
         await runner.cleanup()
 
 
-def runner_of(app: web.Application) -> web.AppRunner:
-    """Return what runs an application here: no log of requests, room for a long path in percent signs."""
-    return web.AppRunner(app, access_log=None, shutdown_timeout=1.0, max_line_size=_LINE_BYTES_MAX)
-
-
 def public_config(config: Config) -> dict[str, Any]:
     """Return the configuration as numbers and words, without what could be a secret in a URL. Pure."""
     found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=encode_unit)
@@ -367,24 +352,6 @@ def public_config(config: Config) -> dict[str, Any]:
             host = parts.netloc.rpartition("@")[2]
             site["url"] = urlunsplit((parts.scheme, host, parts.path, "***" if parts.query else "", ""))
     return found
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ForemountError as exc:
-        code = next((code for kind, code in _STATUS_OF.items() if isinstance(exc, kind)), 502)
-        return _json(refusal(exc), code)
-    except web.HTTPException as exc:
-        answer = _refused(exc.status, "request", (exc.reason or "refused").lower(), "")
-        answer.headers.update({name: value for name, value in exc.headers.items() if name == "Allow"})
-        return answer
-    except (ConnectionError, asyncio.CancelledError):
-        raise
-    except Exception as exc:
-        log.exception("bug while answering %s", request.path)
-        return _json(refusal(Unavailable("agent", f"bug: {type(exc).__name__}, see agent.log")), 500)
 
 
 def _query(request: web.Request, kind: type[QueryT] | None) -> QueryT:
@@ -418,7 +385,7 @@ async def _body(request: web.Request, kind: type[QueryT]) -> QueryT:
     """
     _query(request, None)
     try:
-        return msgspec.json.decode(await request.read(), type=kind, strict=False)  # for JSON 5.0 is an integer
+        return msgspec.json.decode(await body_of(request), type=kind, strict=False)  # for JSON 5.0 is an integer
     except msgspec.DecodeError as exc:
         keys = ", ".join(kind.__struct_fields__)
         raise Unsupported("request", f"has no usable body: {exc}", f"send a JSON object of {keys}") from exc
@@ -444,7 +411,7 @@ async def _lines(request: web.Request, records: AsyncIterator[Any]) -> web.Strea
         async for record in records:
             if not response.prepared:  # an error before the first record is still an answer of its own
                 await response.prepare(request)
-            await response.write(msgspec.json.encode(record, enc_hook=encode_unit) + b"\n")
+            await send(request, response, msgspec.json.encode(record, enc_hook=encode_unit) + b"\n")
     await response.write_eof()
     return response
 
@@ -453,16 +420,6 @@ def _if_match(request: web.Request) -> str | None:
     """Return the version that the caller has seen, None where any will do."""
     stated = request.headers.get("If-Match", "*").strip()
     return None if stated == "*" else stated.strip('"')
-
-
-def _too_many(wait_s: float) -> web.Response:
-    answer = _refused(429, "admin API", "is asked too often", "come again later")
-    answer.headers["Retry-After"] = str(max(1, round(wait_s)))
-    return answer
-
-
-def _refused(code: int, subject: str, reason: str, hint: str) -> web.Response:
-    return _json(refusal(Unsupported(subject, reason, hint)), code)
 
 
 def _json(value: Any, code: int = 200, etag: str = "") -> web.Response:

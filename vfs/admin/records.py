@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import msgspec
 
 from vfs.agent.ledger import Moment
-from vfs.errors import ForemountError, to_failure
 from vfs.extents.link import LineFacts
 from vfs.policy.diff import Change
 from vfs.policy.written import SNAPSHOT_NAME
@@ -495,8 +494,3 @@ class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     since: Annotated[int, msgspec.Meta(ge=-1, le=2**53)] = -1
     seconds: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 0
-
-
-def refusal(error: ForemountError) -> Refusal:
-    """Return an expected failure as the API's body."""
-    return Refusal(FailureFacts(**msgspec.structs.asdict(to_failure(error))))

@@ -104,6 +104,7 @@ REFUSALS = {
     401: "no token, or a wrong one",
     403: "not allowed: by the role, or by the origin",
     404: "nothing is there",
+    408: "the body did not come within 30 seconds",
     409: "another recording goes on, the object was replaced meanwhile, or the name is taken or in use",
     412: "another version is in force than If-Match says",
     413: "the body is larger than 1 MiB",
@@ -164,7 +165,7 @@ _ABOUT_PATHS = ("explain", "fetch", "evict", "verify", "checkpoints", "take_snap
 
 def _refusals(route: Route, refusal: dict[str, Any]) -> dict[str, Any]:
     codes = {400, 401, 403, 429, 502, 503}
-    codes |= {413, 415} if route.method == "POST" else set()
+    codes |= {408, 413, 415} if route.method == "POST" else set()
     codes |= {409} if route.name == "trace" else set()
     codes |= {404, 409, 504} if route.name in _ABOUT_PATHS else set()
     codes |= {412, 422} if route.name == "reload" else set()
@@ -211,6 +212,7 @@ def reference() -> str:
         asked = [f"`{name}`" for kind in (route.query, route.body) if kind for name in kind.__struct_fields__]
         asked += ["`If-Match`"] if route.etag and route.method != "GET" else []
         lines.append(f"| `{route.method} {route.path}` | {route.role} | {', '.join(asked)} | {route.about} |")
+    lines += ["", "Limits: [configuration.md](configuration.md#limits), the same for all our HTTP services."]
     lines += ["", "| status | means |", "|---|---|"]
     lines += [f"| {code} | {about} |" for code, about in REFUSALS.items()]
     return "\n".join(lines) + "\n"

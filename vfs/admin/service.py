@@ -16,7 +16,7 @@ from aiohttp import web
 
 from vfs import wire
 from vfs.admin.access import Tokens
-from vfs.admin.api import Api, public_config, runner_of, serve_unix
+from vfs.admin.api import Api, public_config, serve_unix
 from vfs.admin.events import Events
 from vfs.admin.page import add_page
 from vfs.admin.policies import Policies, Record
@@ -32,6 +32,7 @@ from vfs.clock import Clock
 from vfs.config import Admin as AdminConfig
 from vfs.config import Config, host_and_port
 from vfs.errors import ForemountError, InvalidConfig
+from vfs.httpservice import Rates, runner_of
 from vfs.rundir import RunDir
 from vfs.tls import Server, files_of
 
@@ -61,7 +62,7 @@ class Admin:
         self._spans = spans
         self._tokens: Tokens | None = None
         self._certificate: Server | None = None
-        told = self._events, lambda: public_config(config)
+        told = self._events, lambda: public_config(config), Rates("admin API", config.limits.requests)
         self._arguments = (facts, status, copies, policies, traces, snapshots, *told)
         accounts.on_moment = self._on_moment
         policies.on_record = self._on_record

@@ -55,6 +55,7 @@ from vfs.extents.fetch import Fetcher
 from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
 from vfs.foresight import replicaserver
+from vfs.httpservice import Rates
 from vfs.keeper import state
 from vfs.keeper.orphan import die_with_parent
 from vfs.keeper.report import StatusPipe
@@ -231,7 +232,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             Admin(loaded, facts, shown, accounts, copies, policies, clock, traces, snapshots, spans).serving(rundir)
         )
         if loaded.replica_server is not None:
-            replica_server, _ = await stack.enter_async_context(replicaserver.serving(loaded.replica_server))
+            rates = Rates("replica server", loaded.limits.requests)
+            replica_server, _ = await stack.enter_async_context(replicaserver.serving(loaded.replica_server, rates))
             rooms["replica server"] = replica_server.facts
         tasks.spawn(accounts.run())
         tasks.spawn(StatusFiles(rundir.public, facts).keep())

@@ -215,12 +215,15 @@ class Limits(_Document, frozen=True):
         listing_ttl: how long attributes and listings of remote sites are believed, unless a policy rule says otherwise.
         read_ahead: of the kernel on cached reads. A mapped file is read up to six times as far beyond what was touched, and
             over a line nobody wants these bytes: the agent fetches ahead by what it knows of the file instead.
+        requests: a second that one caller at one address may make of each of our HTTP services, twice as many at once. 200
+            pages that ask once a second are one caller where one user has opened all.
     """
 
     memory: Bytes = Bytes(256 << 20)
     origin_deadline: Seconds = Seconds(60.0)
     listing_ttl: Seconds = Seconds(60.0)
     read_ahead: Bytes = Bytes(64 << 10)
+    requests: Annotated[int, msgspec.Meta(ge=1)] = 300
 
 
 class Admin(TlsFiles, frozen=True):

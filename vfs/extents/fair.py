@@ -1,25 +1,20 @@
-"""How a line is shared by weight: whose turn it is, and how many bytes a second there are.
+"""How a line is shared by weight: whose turn it is.
 
 Pure: no I/O, no clock; time is an argument. Nobody starves: every flow's claims move up with each byte that the others get,
 so one of weight w among flows of weight W in all gets w / W of the line at least, however much the others ask for.
 
 Source: self-clocked fair queueing (Golestani 1994): it needs no knowledge of the line's rate, which nobody knows, and in the
-order of finish a small claim of a heavy flow never waits behind a large one of a light flow that is not owed anything. The
-token bucket bounds the whole where an admin states a rate.
+order of finish a small claim of a heavy flow never waits behind a large one of a light flow that is not owed anything.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLOWS_MAX = 10_000
 """Flows that are remembered; those that have nothing ahead of the others are forgotten first."""
-
-BURST_S = 0.05
-"""How much of its rate a line that was silent lets through at once: a tenth of what people notice."""
 
 
 class Priority(enum.IntEnum):
@@ -89,43 +84,3 @@ class FairOrder:
     def served(self, stamp: float) -> None:
         """Note that the claim with this stamp was granted: nobody who comes later ends before it."""
         self._now = max(self._now, stamp)
-
-
-class TokenBucket:
-    """Bytes that may pass: `rate` a second, and `burst` at once after silence.
-
-    A claim is granted whole as soon as anything is left, and what follows waits until it is paid for: a request can't be cut,
-    and one that is larger than the burst must pass too.
-
-    Invariant: `_level <= burst`.
-    """
-
-    def __init__(self, rate: float = math.inf, burst: float = 0.0) -> None:
-        self.rate = rate
-        self.burst = burst
-        self._level = burst
-        self._filled_s = -math.inf
-
-    def wait_s(self, now_s: float) -> float:
-        """Return how long the next claim has to wait; 0: it may go."""
-        self._fill(now_s)
-        return 0.0 if self._level >= 0 else -self._level / self.rate
-
-    def take(self, amount: float, now_s: float) -> None:
-        """Pay for a claim that goes now."""
-        self._fill(now_s)
-        if math.isfinite(self.rate):
-            self._level -= amount
-
-    def set_rate(self, rate: float, burst: float, now_s: float) -> None:
-        """Change what passes from now on; debts stay."""
-        self._fill(now_s)
-        self.rate, self.burst = rate, burst
-        self._level = min(self._level, burst)
-
-    def _fill(self, now_s: float) -> None:
-        if math.isinf(self.rate):
-            self._level = self.burst
-        elif math.isfinite(self._filled_s):
-            self._level = min(self.burst, self._level + self.rate * max(0.0, now_s - self._filled_s))
-        self._filled_s = max(self._filled_s, now_s)

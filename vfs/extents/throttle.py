@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Callable
 
 from vfs.clock import Clock
-from vfs.extents.fair import BURST_S, Priority, TokenBucket
+from vfs.extents.fair import Priority
+from vfs.rates import BURST_S, TokenBucket
 
 LOOK_S = 0.5
 """Between two looks at the rate while a claim waits: one that was raised meanwhile holds for it too."""

@@ -2,7 +2,8 @@
 
 To everybody else it is an HTTP site: `kind = "http"`, `writes = "put"` and a token. A file has its name when all of it has
 arrived, was read back and is on the disk; what an interrupted upload has left is removed at the next start. Nothing is ever
-evicted: what does not fit is refused (507), what is not wanted any more is deleted by whoever put it there.
+evicted: what does not fit is refused (507), what is not wanted any more is deleted by whoever put it there. Files are bounded
+by how many are on their way at a time (503 beyond), listings and strangers by a rate (429): `vfs/httpservice.py`.
 
     GET, HEAD /PATH     a range, or all of it; If-Match is heeded     role read
     GET /PATH/          names below a directory, as nginx lists them  role read
@@ -25,23 +26,26 @@ import os
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from vfs.config import ReplicaServer as Settings
 from vfs.config import host_and_port
 from vfs.errors import Corrupt, InvalidConfig, NoSpace
-from vfs.extents.fair import BURST_S, TokenBucket
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.reader import CachedObject, scratch_bytes
 from vfs.extents.store import Store
 from vfs.foresight import bearing
+from vfs.httpservice import AtOnce, Rates, TooMany, TooOften, refused_for_now, runner_of, send
 from vfs.model import ObjectKey, SiteName, SitePath, Version, can_posix_carry
+from vfs.rates import BURST_S, TokenBucket
 from vfs.sites.http import READERS_HEADER
 from vfs.tls import Server, files_of
 
@@ -49,6 +53,10 @@ log = logging.getLogger(__name__)
 SITE = SiteName("replica-server")
 PIECE_BYTES = 1 << 20
 THREADS = 8
+TRANSFERS_MAX = 1024
+"""Of 2 MiB at most in memory; six copies' worth of the readers that one bears (PROBLEM.md A2)."""
+SILENT_S = 300.0
+"""After which an upload is given up that brings nothing: one that is throttled sends a MiB now and then."""
 COUNTED_S = 600.0
 """A million leftovers take some ten seconds; what is found later than this is not served before the next start."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
@@ -125,16 +133,20 @@ class Throttle:
 class ReplicaServer:
     """The handlers, over one store.
 
-    Invariant: every name in `_names` is of a complete, sealed object, which is held; so nothing that has a name is evicted.
+    Invariants: every name in `_names` is of a complete, sealed object, which is held; so nothing that has a name is evicted.
+    `_directories` counts the names below each directory.
     """
 
-    def __init__(self, store: Store, tokens: Tokens, rate: float) -> None:
+    def __init__(self, store: Store, tokens: Tokens, rate: float, rates: Rates) -> None:
         self.counters = Counters()
         self._store = store
         self._tokens = tokens
         self._throttle = Throttle(rate)
+        self._rates = rates
+        self._transfers = AtOnce("replica server", TRANSFERS_MAX)
         self._loads = bearing.Loads()
         self._names: dict[str, tuple[ObjectKey, Version]] = {}
+        self._directories: Counter[str] = Counter()
         self._pool = ThreadPoolExecutor(THREADS, "replicas")
         self._take_stock()
 
@@ -151,7 +163,9 @@ class ReplicaServer:
         self._store.hold(key)
         before = self._names.get(path)
         self._names[path] = key, version
-        if before is not None:
+        if before is None:
+            self._directories.update(_directories_of(path))
+        else:
             self._let_go(before[0])
 
     def _let_go(self, key: ObjectKey) -> None:
@@ -165,34 +179,36 @@ class ReplicaServer:
     def application(self) -> web.Application:
         """Return what serves it."""
         app = web.Application()
-        app.router.add_route("GET", "/{path:.*}", self._guarded(self.get, write=False))
+        app.router.add_get("/{path:.*}", self._guarded(self.get, write=False))  # and HEAD
         app.router.add_route("PUT", "/{path:.*}", self._guarded(self.put, write=True))
         app.router.add_route("DELETE", "/{path:.*}", self._guarded(self.delete, write=True))
         return app
 
-    def _guarded(
-        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]], *, write: bool
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _guarded(self, handler: Handler, *, write: bool) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if not self._tokens.allows(request.headers.get("Authorization", ""), write=write):
+            try:
+                if self._tokens.allows(request.headers.get("Authorization", ""), write=write):
+                    return await handler(request)
                 self.counters.refused += 1
+                self._rates.stranger(request)
                 return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
-            return await handler(request)
+            except (TooOften, TooMany) as exc:
+                return refused_for_now(exc)
 
         return guarded
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         path = request.match_info["path"]
         if not path or path.endswith("/"):
+            self._rates.known("reader", request)
             listing = self._list(path.strip("/"))
             if (measured := self._loads.bearing()) is not None:
                 listing.headers[READERS_HEADER] = bearing.written(measured)
             return listing
         known = self._names.get(path)
         if known is None:
-            is_directory = any(name.startswith(path + "/") for name in self._names)
             headers = {"Location": f"{request.rel_url.raw_path}/"}
-            return web.Response(status=301, headers=headers) if is_directory else web.Response(status=404)
+            return web.Response(status=301, headers=headers) if self._directories[path] else web.Response(status=404)
         key, version = known
         headers = {
             "ETag": f'"{key}"',
@@ -210,15 +226,20 @@ class ReplicaServer:
         response.content_length = end - start
         if response.status == 206:
             response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{version.size}"
-        await response.prepare(request)
-        if request.method != "HEAD":
-            await self._send(response, path, key, start, end)
+        if request.method == "HEAD":
+            await response.prepare(request)
+            return response
+        with self._transfers.one():
+            await response.prepare(request)
+            await self._send(request, response, path, key, start, end)
         with contextlib.suppress(ConnectionError):
             await response.write_eof()
         return response
 
-    async def _send(self, response: web.StreamResponse, path: str, key: ObjectKey, start: int, end: int) -> None:
-        counters, scratch = self.counters, memoryview(bytearray(scratch_bytes(PIECE_BYTES)))
+    async def _send(
+        self, request: web.Request, response: web.StreamResponse, path: str, key: ObjectKey, start: int, end: int
+    ) -> None:
+        counters, scratch = self.counters, memoryview(bytearray(scratch_bytes(min(PIECE_BYTES, end - start))))
         counters.reads += 1
         counters.readers += 1
         counters.readers_max = max(counters.readers_max, counters.readers)
@@ -231,7 +252,7 @@ class ReplicaServer:
                 if piece is None:
                     raise Corrupt(path, "has lost a block")
                 await self._throttle.pass_on(count)
-                await response.write(bytes(piece))
+                await send(request, response, bytes(piece))
                 start += count
                 counters.read_bytes += count
                 self._loads.sent(count)
@@ -262,6 +283,10 @@ class ReplicaServer:
         return web.json_response(list(rows.values())) if rows or not directory else web.Response(status=404)
 
     async def put(self, request: web.Request) -> web.StreamResponse:
+        with self._transfers.one():
+            return await self._take_in(request)
+
+    async def _take_in(self, request: web.Request) -> web.StreamResponse:
         path, size = request.match_info["path"], request.content_length
         if size is None:
             return web.Response(status=411)
@@ -291,7 +316,7 @@ class ReplicaServer:
 
     async def _receive(self, request: web.Request, key: ObjectKey, size: int) -> None:
         pending, block, left = bytearray(), 0, size
-        async for piece in request.content.iter_any():
+        while piece := await self._next_piece(request):
             pending += piece
             left -= len(piece)
             whole = len(pending) if not left else len(pending) // BLOCK * BLOCK if len(pending) >= PIECE_BYTES else 0
@@ -303,6 +328,14 @@ class ReplicaServer:
         if left:
             raise _Short
 
+    async def _next_piece(self, request: web.Request) -> bytes:
+        """Return what has come of a body, b"" at its end."""
+        try:
+            async with asyncio.timeout(SILENT_S):
+                return await request.content.readany()
+        except TimeoutError as exc:
+            raise _Short from exc
+
     async def delete(self, request: web.Request) -> web.StreamResponse:
         path = request.match_info["path"]
         known = self._names.get(path)
@@ -313,6 +346,10 @@ class ReplicaServer:
     def _forget(self, path: str, key: ObjectKey) -> None:
         if self._names.get(path, ("",))[0] == key:
             del self._names[path]
+            for directory in _directories_of(path):
+                self._directories[directory] -= 1
+                if not self._directories[directory]:
+                    del self._directories[directory]
             self._let_go(key)
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
@@ -331,6 +368,11 @@ class _Short(Exception):  # a signal inside this module, not an error
     """A body ended early."""
 
 
+def _directories_of(path: str) -> list[str]:
+    """Return all directories that a path lies in."""
+    return [path[:index] for index, letter in enumerate(path) if letter == "/"]
+
+
 def _span(header: str, size: int) -> tuple[int, int] | None:
     """Return the [start, end) that a Range header asks for, all for none; None: it can't be had."""
     if not header:
@@ -343,7 +385,7 @@ def _span(header: str, size: int) -> tuple[int, int] | None:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[tuple[ReplicaServer, str]]:
+async def serving(settings: Settings, rates: Rates) -> AsyncIterator[tuple[ReplicaServer, str]]:
     """Serve until the block ends; yields the server, and "host:port" as it was bound.
 
     Raises:
@@ -357,8 +399,8 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[ReplicaServer, str]
     store = await asyncio.to_thread(functools.partial(Store.open, settings.directory, int(settings.size), keeps_held=True))
     with contextlib.closing(store):
         await asyncio.to_thread(store.wait_counted, COUNTED_S)  # what an earlier run has left is found meanwhile
-        server = ReplicaServer(store, tokens, float(settings.rate) or math.inf)
-        runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=1.0)
+        server = ReplicaServer(store, tokens, float(settings.rate) or math.inf, rates)
+        runner = runner_of(server.application())
         try:
             await runner.setup()
             host, port = host_and_port(settings.address)

@@ -52,9 +52,14 @@ def signed(secrets: Mapping[str, bytes], method: str, target: str, body: bytes) 
     return {HEADER: signature(sender, secret, method, target, body)}
 
 
+def stated_sender(header: str) -> str:
+    """Return who a request says has signed it."""
+    return header.partition(" ")[0]
+
+
 def signer(secrets: Mapping[str, bytes], header: str, method: str, target: str, body: bytes) -> str | None:
     """Return who signed a request, None where nobody known did."""
-    sender = header.partition(" ")[0]
+    sender = stated_sender(header)
     secret = secrets.get(sender)
     if secret is None:
         return None

@@ -52,6 +52,7 @@ from vfs.foresight.stores.embedded import Embedded
 from vfs.foresight.stores.etcd import Etcd
 from vfs.foresight.stores.protocol import Store
 from vfs.foresight.stores.records import record_at
+from vfs.httpservice import Rates
 from vfs.model import SiteName
 from vfs.namespace.mounts import MountTable
 from vfs.policy.inforce import Documents, InForce
@@ -154,7 +155,13 @@ async def controlling(
         address = host_and_port(settings.address) if settings.address else None
         await stack.enter_async_context(
             api.serving(
-                controller, line, socket_path=socket_path, address=address, tokens=settings.tokens, tls=_tls_of(settings)
+                controller,
+                line,
+                Rates("controller", loaded.limits.requests),
+                socket_path=socket_path,
+                address=address,
+                tokens=settings.tokens,
+                tls=_tls_of(settings),
             )
         )
         yield line

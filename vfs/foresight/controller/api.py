@@ -11,7 +11,8 @@
     POST /v1/switches   a mechanism on or off
     GET  /metrics       for Prometheus
 
-Every controller answers, whether or not it leads: what it is told stands in the store, where the leader finds it.
+Every controller answers, whether or not it leads: what it is told stands in the store, where the leader finds it. Limits are
+the admin API's (`vfs/httpservice.py`); of the bodies that are larger than its own, a few are taken in at a time.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import contextlib
 import heapq
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from vfs.errors import Denied, ForemountError, InvalidConfig, NotFound, Throttled
+from vfs.errors import Denied, InvalidConfig, NotFound
 from vfs.foresight import bearing, keys
 from vfs.foresight.controller.deletions import signer_of
 from vfs.foresight.controller.service import Controller
@@ -35,18 +37,23 @@ from vfs.foresight.keys import Switch
 from vfs.foresight.ledger import Account, accounts
 from vfs.foresight.model import Deletion, Event, Hint, LedgerEntry, Mechanism, ReplicaId, ReplicaRecord
 from vfs.foresight.offers import Direct, Offers
-from vfs.foresight.signing import HEADER, parse_secrets, signer
+from vfs.foresight.signing import HEADER, parse_secrets, signer, stated_sender
 from vfs.foresight.stores.protocol import PAGE_ITEMS, Item, Put, every, pages
 from vfs.foresight.stores.records import records_below
+from vfs.httpservice import BODY_BYTES_MAX, AtOnce, Rates, body_of, errors_as_json, runner_of, send
 from vfs.tls import Server
 
 log = logging.getLogger(__name__)
-BODY_BYTES_MAX = 64 << 20
+_EVENTS_BYTES_MAX = 64 << 20
 """The manifest of 300,000 files."""
+_EVENTS = "/v1/events"
+_LARGE_AT_ONCE = 4
+_OFFERS_AT_ONCE = 10_000
+"""One for each mount."""
+_STATUS_OF = {InvalidConfig: 400, Denied: 403, NotFound: 404}
 QUIET_S = 5.0
 """After which a stream without news says so, that a line that was cut is noticed."""
 ENTRIES_MAX = 1000
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Reads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,15 +109,18 @@ class ControllerApi:
         tokens: file of secrets; "" on the Unix socket, where the kernel has checked.
     """
 
-    def __init__(self, controller: Controller, line: Direct, *, tokens: str = "") -> None:
+    def __init__(self, controller: Controller, line: Direct, rates: Rates, *, tokens: str = "") -> None:
         self._controller = controller
         self._line = line
         self._tokens = tokens
+        self._rates = rates
+        self._offered = AtOnce("controller", _OFFERS_AT_ONCE)
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     def application(self) -> web.Application:
         """Return the routes as an application."""
-        app = web.Application(middlewares=[_errors_as_json, self._signed], client_max_size=BODY_BYTES_MAX)
-        app.router.add_post("/v1/events", self._events)
+        app = web.Application(middlewares=[errors_as_json(_STATUS_OF, 503), self._admitted])
+        app.router.add_post(_EVENTS, self._events)
         app.router.add_get("/v1/offers", self._offers)
         app.router.add_post("/v1/reads", self._reads)
         app.router.add_get("/v1/state", self._state)
@@ -122,13 +132,24 @@ class ControllerApi:
         return app
 
     @web.middleware
-    async def _signed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _admitted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count the request, take in its body, and ask for its signature where there are tokens."""
+        secrets = await asyncio.to_thread(read_secrets, self._tokens) if self._tokens else {}
+        signature = request.headers.get(HEADER, "")
+        sender = stated_sender(signature) if self._tokens else "local"
+        if self._tokens and sender not in secrets:
+            self._rates.stranger(request)
+            raise _unsigned()
+        self._rates.known(sender, request)
+        request = request.clone(client_max_size=_EVENTS_BYTES_MAX if request.path == _EVENTS else BODY_BYTES_MAX)
+        is_large = request.body_exists and (request.content_length or _EVENTS_BYTES_MAX) > BODY_BYTES_MAX
+        async with self._large if is_large else contextlib.nullcontext():
+            body = await body_of(request)
         if self._tokens:
-            secrets = await asyncio.to_thread(read_secrets, self._tokens)
-            who = signer(secrets, request.headers.get(HEADER, ""), request.method, request.path_qs, await request.read())
-            if who is None:
-                raise Denied("controller", "the request is not signed with a known secret", "see foresight.tokens")
-            request["who"] = who
+            if signer(secrets, signature, request.method, request.path_qs, body) is None:
+                self._rates.stranger(request)
+                raise _unsigned()
+            request["who"] = sender
         return await handler(request)
 
     async def _events(self, request: web.Request) -> web.Response:
@@ -142,6 +163,10 @@ class ControllerApi:
         return _json({})
 
     async def _offers(self, request: web.Request) -> web.StreamResponse:
+        with self._offered.one():
+            return await self._follow_offers(request)
+
+    async def _follow_offers(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         async with contextlib.aclosing(self._line.offers()) as offers:  # type: ignore[type-var]
@@ -149,7 +174,7 @@ class ControllerApi:
             try:
                 while True:
                     done, _ = await asyncio.wait([next_one], timeout=QUIET_S)
-                    await response.write(msgspec.json.encode(next_one.result() if done else Offers()) + b"\n")
+                    await send(request, response, msgspec.json.encode(next_one.result() if done else Offers()) + b"\n")
                     if done:
                         next_one = asyncio.ensure_future(anext(offers))
             finally:
@@ -248,6 +273,7 @@ def read_secrets(path: str) -> dict[str, bytes]:
 async def serving(
     controller: Controller,
     line: Direct,
+    rates: Rates,
     *,
     socket_path: str = "",
     address: tuple[str, int] | None = None,
@@ -266,14 +292,14 @@ async def serving(
         if socket_path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(socket_path)
-            runner = await _runner(stack, ControllerApi(controller, line))
+            runner = await _runner(stack, ControllerApi(controller, line, rates))
             await web.UnixSite(runner, socket_path).start()
             os.chmod(socket_path, 0o600)
         if address is not None:
             read_secrets(tokens)
             if tls is not None:
                 tls.refresh()
-            runner = await _runner(stack, ControllerApi(controller, line, tokens=tokens))
+            runner = await _runner(stack, ControllerApi(controller, line, rates, tokens=tokens))
             await web.TCPSite(runner, *address, ssl_context=tls.context if tls else None).start()
             host, port = runner.addresses[0][:2]
             bound = f"{host}:{port}"
@@ -282,10 +308,14 @@ async def serving(
 
 
 async def _runner(stack: contextlib.AsyncExitStack, api: ControllerApi) -> web.AppRunner:
-    runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5)
+    runner = runner_of(api.application())
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     return runner
+
+
+def _unsigned() -> Denied:
+    return Denied("controller", "the request is not signed with a known secret", "see foresight.tokens")
 
 
 async def _body(request: web.Request, kind: Any) -> Any:
@@ -295,16 +325,5 @@ async def _body(request: web.Request, kind: Any) -> Any:
         raise InvalidConfig("request", str(exc)) from exc
 
 
-def _json(answer: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ForemountError as exc:
-        kinds = {InvalidConfig: 400, Denied: 403, NotFound: 404, Throttled: 429}
-        code = next((code for kind, code in kinds.items() if isinstance(exc, kind)), 503)
-        error = {"kind": type(exc).__name__, "subject": exc.subject, "reason": exc.reason, "hint": exc.hint}
-        return _json({"error": error}, code)
+def _json(answer: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

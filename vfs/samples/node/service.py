@@ -1,4 +1,4 @@
-"""The HTTP side of a node service, as `vfs/samples/nodewire.py` says; tokens and TLS as the admin API has them.
+"""The HTTP side of a node service, as `vfs/samples/nodewire.py` says; tokens, TLS and limits as the admin API has them.
 
 Tasks: one for each request, owned by aiohttp; one that looks once a second for new tokens and certificates.
 """
@@ -9,17 +9,18 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from vfs import config
 from vfs.admin.access import Role, Tokens
-from vfs.admin.records import refusal
 from vfs.clock import SystemClock
 from vfs.errors import Denied, ForemountError, InvalidConfig, InvalidFeed, NotFound, Stale, Unsupported
+from vfs.httpservice import AtOnce, Rates, bearer, body_of, errors_as_json, runner_of, send, stranger
 from vfs.namespace.mounts import build_mount_table
 from vfs.samples import nodewire, stream, tree
 from vfs.samples.admission import Bounds
@@ -38,30 +39,30 @@ from vfs.tls import Server, files_of
 log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 2 << 20
 _PIECE_BYTES = 1 << 20
-_SLOW_READER_S = 30.0
-"""A stream whose agent takes nothing for so long ends."""
 _STREAMS_MAX = 256
 _LOOK_S = 1.0
 _STATUS_OF = {NotFound: 404, Denied: 403, Unsupported: 400, InvalidFeed: 422, Stale: 409}
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class NodeApi:
     """Handlers of the node's routes."""
 
-    def __init__(self, conductor: Conductor, registry: Registry, confinement: Confinement, tokens: Tokens) -> None:
+    def __init__(
+        self, conductor: Conductor, registry: Registry, confinement: Confinement, tokens: Tokens, rates: Rates
+    ) -> None:
         self._conductor = conductor
         self._registry = registry
         self._confinement = confinement
         self._tokens = tokens
-        self._streams = 0
+        self._rates = rates
+        self._streams = AtOnce("node", _STREAMS_MAX)
 
     def application(self) -> web.Application:
         """Return an application of all routes."""
-        app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[errors_as_json(_STATUS_OF, 502)])
         app.router.add_put(nodewire.JOB, self._guarded(self.tell, Role.OPERATE))
         app.router.add_delete(nodewire.JOB, self._guarded(self.forget, Role.OPERATE))
-        app.router.add_get(nodewire.GROUP, self._guarded(self.group, Role.OPERATE))
+        app.router.add_get(nodewire.GROUP, self._guarded(self.group, Role.OPERATE, bulk=True))
         app.router.add_get(nodewire.STATUS, self._guarded(self.status, Role.READ))
         app.router.add_get(nodewire.METRICS, self._guarded(self.metrics, Role.READ))
         return app
@@ -71,7 +72,7 @@ class NodeApi:
         if not tree.is_job_name(name):
             raise NotFound(ascii(name[:200]), "is no name of a job")
         try:
-            told = msgspec.json.decode(await request.read(), type=nodewire.Told)
+            told = msgspec.json.decode(await body_of(request), type=nodewire.Told)
         except msgspec.DecodeError as exc:
             raise Unsupported("request", f"has no usable body: {exc}") from exc
         await self._conductor.tell(name, told)
@@ -82,10 +83,10 @@ class NodeApi:
         return _json({})
 
     async def group(self, request: web.Request) -> web.StreamResponse:
-        place = _place(request)
-        if self._streams >= _STREAMS_MAX:
-            return _json(refusal(Unsupported("node", "has too many streams")), status=503)
-        self._streams += 1
+        with self._streams.one():
+            return await self._send(_place(request), request)
+
+    async def _send(self, place: Place, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": stream.CONTENT_TYPE, "Cache-Control": "no-store"})
         try:
             async with contextlib.aclosing(self._conductor.group(place)) as samples:
@@ -93,23 +94,21 @@ class NodeApi:
                     if not response.prepared:
                         await response.prepare(request)
                     if len(body) < _PIECE_BYTES:
-                        await _write(response, stream.head(envelope) + body)
+                        await send(request, response, stream.head(envelope) + body)
                         continue
-                    await _write(response, stream.head(envelope))
+                    await send(request, response, stream.head(envelope))
                     view = memoryview(body)
                     for start in range(0, len(view), _PIECE_BYTES):
-                        await _write(response, view[start : start + _PIECE_BYTES])
+                        await send(request, response, view[start : start + _PIECE_BYTES])
             if not response.prepared:
                 await response.prepare(request)
-            await _write(response, stream.END)
-        except (ForemountError, TimeoutError) as exc:
+            await send(request, response, stream.END)
+        except ForemountError as exc:
             if not response.prepared:
                 raise
             log.warning("group of %s is cut: %s", place, exc)
             if request.transport is not None:
                 request.transport.abort()
-        finally:
-            self._streams -= 1
         return response
 
     async def status(self, request: web.Request) -> web.Response:
@@ -119,13 +118,14 @@ class NodeApi:
         text = metrics.exposition(metrics.facts(self._conductor, self._registry, self._confinement))
         return web.Response(body=text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
-    def _guarded(self, handler: Handler, role: Role) -> Handler:
+    def _guarded(self, handler: Handler, role: Role, *, bulk: bool = False) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-            caller = self._tokens.find(token.strip()) if scheme.lower() == "bearer" else None
+            caller = self._tokens.find(bearer(request))
             if caller is None:
-                missing = refusal(Denied("token", "is missing or wrong", "send Authorization: Bearer TOKEN"))
-                return _json(missing, status=401, headers={"WWW-Authenticate": "Bearer"})
+                self._rates.stranger(request)
+                return stranger()
+            if not bulk:
+                self._rates.known(caller.name, request)
             if caller.role < role:
                 raise Denied("node", f"{caller.name} may only {caller.role.name.lower()}")
             return await handler(request)
@@ -163,8 +163,8 @@ async def serve(
         conductor = Conductor(SiteLake(build_mount_table(loaded), sites, clock), preparer, _bounds(node), clock)
         await stack.enter_async_context(conductor.working())
         tokens = Tokens(node.tokens)
-        api = NodeApi(conductor, registry, confinement, tokens)
-        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1.0)
+        api = NodeApi(conductor, registry, confinement, tokens, Rates("node", loaded.limits.requests))
+        runner = runner_of(api.application())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         certificate = Server(files_of(node), "node.certificate") if node.certificate else None
@@ -212,22 +212,8 @@ def _bounds(node: config.Node) -> Bounds:
     )
 
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ForemountError as exc:
-        code = next((code for kind, code in _STATUS_OF.items() if isinstance(exc, kind)), 502)
-        return _json(refusal(exc), status=code)
-
-
-def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json", headers=headers)
-
-
-async def _write(response: web.StreamResponse, piece: bytes | memoryview) -> None:
-    async with asyncio.timeout(_SLOW_READER_S):
-        await response.write(piece)
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def _place(request: web.Request) -> Place:
