@@ -35,7 +35,9 @@ from vfs.sites.writing import HIDDEN_PREFIX
 pytestmark = pytest.mark.timeout(30)
 LAKE = SiteName("lake")
 PART = 128 << 10
-CONFIG = '[sites.lake]\nkind = "memory"\n[[mounts]]\nprefix = ""\nsite = "lake"\nroot = "deep/base"\n'
+CONFIG = (
+    'policies = ["own.toml"]\n[sites.lake]\nkind = "memory"\n[[mounts]]\nprefix = ""\nsite = "lake"\nroot = "deep/base"\n'
+)
 LIMITS = SendLimits(part_deadline_s=0.3, backoff_s=0.001, backoff_s_max=0.002, rest_s=0.005, rest_s_max=0.02)
 INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 
@@ -51,12 +53,20 @@ class Host:
     catalog: CatalogWriter
     limits: SendLimits = LIMITS
 
+    def __post_init__(self) -> None:
+        self.bound("unlimited")
+        self.policy = open_store(parse(CONFIG), str(self.base / "foremount.toml"))
+
+    def bound(self, bandwidth: str) -> None:
+        """Write the document that bounds uploads."""
+        rule = f'[[rules]]\nname = "line"\nmatch = {{}}\nset = {{ upload_bandwidth = "{bandwidth}" }}\n'
+        (self.base / "own.toml").write_text(f'format = 1\nabout = "uploads"\n{rule}')
+
     @contextlib.asynccontextmanager
     async def agent(self) -> AsyncIterator[Uploads]:
         """Run the uploads; leaving is what SIGTERM does to them."""
-        config = parse(CONFIG)
-        mounts = build_mount_table(config)
-        policy = InForce(open_store(config, str(self.base / "foremount.toml")))
+        mounts = build_mount_table(parse(CONFIG))
+        policy = InForce(self.policy)
 
         def decide(path: LakePath) -> Decision:
             return policy.decision(path, Access.WRITE, LAKE)
@@ -392,3 +402,16 @@ def _waits_for(host: Host, node_id: int) -> str:
 def _state(host: Host, node_id: int) -> UploadState | None:
     record = host.catalog.upload(node_id)
     return None if record is None else record.state
+
+
+async def test_bound_of_uploads_that_is_lifted_holds_at_once_for_those_that_wait(host: Host) -> None:
+    host.bound("1KB/s")
+    host.policy.reload()
+    host.staging.write("a", body(1))
+    async with host.agent() as uploads:
+        await host.until(uploads, lambda: host.writer.bytes >= PART)
+        assert host.writer.bytes == PART, "the next part is due in two minutes"
+        host.bound("unlimited")
+        host.policy.reload()
+        await host.settled(uploads, "a")
+    assert await host.content("a") == body(1)

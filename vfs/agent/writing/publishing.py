@@ -15,18 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import xxhash
 from msgspec.structs import replace
 
 from vfs.agent.writing.commits import Commits, Look
 from vfs.agent.writing.places import Resume, is_ours, is_unchanged, left_by, noted, resume_of
-from vfs.agent.writing.sending import Pace, Sender, SendLimits, StagedFile
+from vfs.agent.writing.sending import Sender, SendLimits, StagedFile
 from vfs.agent.writing.uploadplan import Clear, MakeDirectory, Move, Remove, Send, Step, clears_below
 from vfs.checkpoints import commit
 from vfs.clock import Clock
 from vfs.errors import DirectoryNotEmpty, NotFound, Unavailable, to_failure
+from vfs.extents.fair import Priority
+from vfs.extents.throttle import Throttle
 from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, Version, join, split
 from vfs.namespace.catalog import CatalogWriter, Known
 from vfs.namespace.journal import content_path
@@ -115,7 +117,7 @@ class Publisher:
         self._limits = limits
         self._counters = counters
         self._host = socket.gethostname()
-        self._paces: dict[tuple[SiteName, Any], Pace] = {}
+        self._throttles: dict[tuple[SiteName, str], Throttle] = {}
         self._parts = asyncio.Semaphore(limits.parts)
         self._pool = ThreadPoolExecutor(2, "upload-read")
 
@@ -319,13 +321,13 @@ class Publisher:
         return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogateescape"))
 
     def _sender(self, path: LakePath, point: MountPoint) -> Sender:
-        decision = self._decide(path)
-        rate, origin = decision.values.upload_bandwidth, decision.origins["upload_bandwidth"]
-        pace = self._paces.setdefault((point.site, str(origin)), Pace())
+        def rate() -> float:
+            return self._decide(path).values.upload_bandwidth
 
         async def wait(size: int) -> None:
-            delay_s = pace.delay_s(self._clock.monotonic_s(), size, rate)
-            if delay_s > 0:
-                await asyncio.sleep(delay_s)
+            """Let bytes go as the policy is by then; all that one rule bounds share its rate."""
+            origin = str(self._decide(path).origins["upload_bandwidth"])
+            throttle = self._throttles.setdefault((point.site, origin), Throttle(self._clock))
+            await throttle.passed(size, rate, lambda: Priority.BACKGROUND)
 
         return Sender(self._writers[point.site], self._limits, self._clock, self._parts, wait)

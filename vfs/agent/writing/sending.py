@@ -57,23 +57,6 @@ class SendLimits(msgspec.Struct, frozen=True, kw_only=True):
     rest_s_max: float = 60.0
 
 
-class Pace:
-    """Bytes per second of all who share it. State: event in, answer out.
-
-    Invariant: `_free_s` is when all that was granted has passed at the rate.
-    """
-
-    def __init__(self) -> None:
-        self._free_s = 0.0
-
-    def delay_s(self, now_s: float, size: int, rate: float) -> float:
-        """Grant `size` bytes and return how long to wait before sending them; an infinite rate never waits."""
-        self._free_s = max(self._free_s, now_s)
-        delay_s = self._free_s - now_s
-        self._free_s += size / rate
-        return delay_s
-
-
 class Content(Protocol):
     """What a `Sender` sends: bytes that are digested as they are read."""
 
