@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,6 +26,9 @@ from tests.servers.wan_origin import wan_origin as start_wan_origin
 
 T = TypeVar("T")
 
+# Else every run rewrites the assertions of all tests again, and every command that a test starts compiles its modules.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _LONGEST_FIRST = ("trouble", "mount", "frameworks", "contract", "unit")
 

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -44,7 +44,6 @@ from vfs.admin.stats import Facts
 from vfs.admin.status import Status
 from vfs.agent.reading.local import LocalCopies
 from vfs.agent.reading.snapshots import Snapshots
-from vfs.agent.samples.rooms import SampleRooms
 from vfs.agent.traces import Traces
 from vfs.config import Config
 from vfs.errors import (
@@ -73,6 +72,9 @@ from vfs.httpservice import (
 )
 from vfs.model import NAME_BYTES_MAX, LakePath
 from vfs.units import encode_unit
+
+if TYPE_CHECKING:
+    from vfs.agent.samples.rooms import SampleRooms  # takes pyarrow along: for mounts with samples
 
 _STATUS_OF = {
     NotFound: 404,

@@ -7,7 +7,7 @@ Collects from the rooms and keeps nothing. A room that wants its facts shown, an
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,7 +36,6 @@ from vfs.agent.accounts import Accounts
 from vfs.agent.ledger import JobKey, Recent
 from vfs.agent.reading.local import LocalCopies
 from vfs.agent.rules import PathRules
-from vfs.agent.samples.rooms import SampleRooms
 from vfs.agent.writing.checkpoints import Checkpoints
 from vfs.clock import Clock
 from vfs.extents.fetch import Fetcher
@@ -48,6 +47,9 @@ from vfs.policy.facts import Access
 from vfs.policy.values import value_text
 from vfs.units import encode_unit
 from vfs.usage import Call, Cause, Source
+
+if TYPE_CHECKING:
+    from vfs.agent.samples.rooms import SampleRooms  # takes pyarrow along: for mounts with samples
 
 Room = Callable[[], Any]
 _SLOW_SHOWN = 50

@@ -1,9 +1,17 @@
 """The agent's main: `python -m vfs.agent`, started by the keeper.
 
 Tasks of the one asyncio loop: the worker's line, the admin API, heartbeats, status files, and what the services own.
+
+Readers wait for an agent that is started again, and half of that time was spent on imports: rooms that the configuration
+may leave out are imported where they are built, and nothing is collected before all is there.
 """
 
 from __future__ import annotations
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()
 
 import argparse
 import asyncio
@@ -25,7 +33,6 @@ from vfs.admin.spans import Spans
 from vfs.admin.stats import Facts, Room
 from vfs.admin.status import Status, StatusFiles
 from vfs.agent.accounts import Accounts
-from vfs.agent.foresight.rooms import mounted
 from vfs.agent.reading.beside import FilesBeside
 from vfs.agent.reading.holding import Holding
 from vfs.agent.reading.lake import AgentLake
@@ -39,7 +46,6 @@ from vfs.agent.reading.published import Place, Published
 from vfs.agent.reading.replicas import Replicas, tell_etags, tell_times
 from vfs.agent.reading.snapshots import Snapshots
 from vfs.agent.rules import PathRules
-from vfs.agent.samples.rooms import SampleRooms
 from vfs.agent.server import WorkerServer
 from vfs.agent.traces import Traces
 from vfs.agent.writing.adoption import Adoption
@@ -54,7 +60,6 @@ from vfs.extents.directory import spill_directory
 from vfs.extents.fetch import Fetcher
 from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
-from vfs.foresight import replicaserver
 from vfs.httpservice import Rates
 from vfs.keeper import state
 from vfs.keeper.orphan import die_with_parent
@@ -168,21 +173,25 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         adoption = None
         if uploads is not None:
             adoption = Adoption(uploads, mounts, catalog, store, config.staging_directory(loaded), spawn=tasks.spawn)
-        foresight = await stack.enter_async_context(
-            mounted(
-                loaded,
-                mounts,
-                sites,
-                fetcher,
-                published,
-                uploads,
-                catalog.manifests(),
-                clock,
-                documents,
-                socket_path=rundir.foresight_socket,
-                spawn=tasks.spawn,
+        foresight = None
+        if loaded.foresight is not None:
+            from vfs.agent.foresight.rooms import mounted
+
+            foresight = await stack.enter_async_context(
+                mounted(
+                    loaded,
+                    mounts,
+                    sites,
+                    fetcher,
+                    published,
+                    uploads,
+                    catalog.manifests(),
+                    clock,
+                    documents,
+                    socket_path=rundir.foresight_socket,
+                    spawn=tasks.spawn,
+                )
             )
-        )
         server = WorkerServer(
             metadata,
             objects,
@@ -225,6 +234,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         if foresight is not None:
             shown.board = foresight.board
         if loaded.samples is not None:
+            from vfs.agent.samples.rooms import SampleRooms
+
             lake = AgentLake(mounts, sites, metadata, holding, fetcher)
             shown.samples = await stack.enter_async_context(SampleRooms.running(loaded, lake, rundir, clock, rules))
             rooms["samples"] = shown.samples.table
@@ -232,6 +243,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
             Admin(loaded, facts, shown, accounts, copies, policies, clock, traces, snapshots, spans).serving(rundir)
         )
         if loaded.replica_server is not None:
+            from vfs.foresight import replicaserver
+
             rates = Rates("replica server", loaded.limits.requests)
             replica_server, _ = await stack.enter_async_context(replicaserver.serving(loaded.replica_server, rates))
             rooms["replica server"] = replica_server.facts
@@ -239,6 +252,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         tasks.spawn(StatusFiles(rundir.public, facts).keep())
         tasks.spawn(policies.follow())
         tasks.spawn(_beat(status))
+        gc.freeze()  # what is there now stays: a full collection need not find that out each time
+        gc.enable()
         status.ready()
         log.info("serving %s mounts over %s sites", len(mounts.points), len(sites))
         last = await ended is signal.SIGTERM

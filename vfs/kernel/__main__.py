@@ -5,10 +5,14 @@ Tasks of the one trio loop: the kernel's requests (pyfuse3), the line to the age
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # while modules are loaded: a worker that is started again is waited for
+
 import contextlib
 import faulthandler
 import functools
-import gc
 import logging
 import os
 import resource
@@ -62,7 +66,7 @@ from vfs.rundir import RunDir  # noqa: E402
 log = logging.getLogger("vfs.kernel")
 _DESCRIPTORS_SPARE = 64
 _BEAT_S = 1.0
-_POLICY_EVERY_S = 2.0
+_POLICY_EVERY_S = 0.5
 """Between looks at the documents: one stat for each of them."""
 _EXPIRED_AT_A_TIME = 1000
 _SWITCH_S = 0.0005
@@ -196,6 +200,7 @@ class _Worker:
             nursery.start_soon(self._follow_policies, filesystem.inodes)
             nursery.start_soon(end_on_sigterm)
             gc.freeze()  # what is there now stays: a full collection would hold up requests for 50 ms to find that out
+            gc.enable()
             self._status.ready()
             log.info("serving, passthrough: %s", self._passthrough.why_not or "in force")
             await serve()

@@ -6,6 +6,11 @@ signals.
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # as in `vfs/kernel/__main__.py`
+
 import contextlib
 import faulthandler
 import logging
@@ -91,6 +96,8 @@ async def _run(args: Arguments, rundir: RunDir, status: StatusPipe, samples: con
             nursery.start_soon(pusher.run)
             nursery.start_soon(_beat, status, agent, operations.account, pusher)
             nursery.start_soon(end_on_sigterm)
+            gc.freeze()
+            gc.enable()
             status.ready()
             log.info("serving%s", ", with OPEN: the extension was not built" if opens else "")
             await serve()
