@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import resource
@@ -16,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake import Lake, foremount, http_lake, mounted, wait_until
+from tests.lake import Lake, foremount, wait_until
 from tests.marks import MOUNT
 from tests.servers.wan_origin import Fault, WanOrigin
+from tests.trouble.cachefiles import cached_files, flip, lake_over
 
 pytestmark = MOUNT
 BIG = random.Random(7).randbytes(24 << 20)
@@ -26,38 +26,6 @@ SMALL = random.Random(8).randbytes(3 << 20)
 MIB = 1 << 20
 IN_FLIGHT = MIB
 """What an object that goes and the blocks that take its place may hold between two system calls."""
-
-
-@contextmanager
-def lake_over(
-    origin: WanOrigin,
-    root: Path,
-    *options: str,
-    cache: str = "{base}/cache",
-    size: str = "1GiB",
-    deadline: str = "20s",
-    ttl: str = "60s",
-) -> Iterator[Lake]:
-    """Mount `root` of the origin."""
-    text = http_lake(f"{origin.url}/{root.name}", cache=cache, size=size, deadline=deadline, ttl=ttl)
-    with mounted(text, None, *options) as lake:
-        yield lake
-
-
-def cached_files(lake: Lake, name: str) -> tuple[Path, Path]:
-    """Return where data and digests of a file of the mount lie in the cache."""
-    key = json.loads(lake.command("explain", str(lake.root / name), "--json").stdout)["key"]
-    (data,) = (lake.base / "cache").rglob(f"{key}.data")
-    return data, data.with_suffix(".sums")
-
-
-def flip(path: Path, offset: int) -> None:
-    """Change one byte in place."""
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def forget_pages(path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ import pytest
 from tests.lake import Lake, anonymous_bytes, http_lake, mounted, wait_until
 from tests.marks import MOUNT
 from tests.servers.wan_origin import WanOrigin
+from tests.trouble.cachefiles import disk_image
 
 pytestmark = MOUNT
 MIB = 1 << 20
@@ -59,16 +59,7 @@ def slow_disk(operations_s: int) -> Iterator[Path]:
     """A file system on a device that does so few operations in a second from `slow` on; skips where there is none."""
     if not (THROTTLE / "blkio.throttle.write_iops_device").exists():
         pytest.skip("no block device can be throttled here")
-    with tempfile.TemporaryDirectory(prefix="foremount-disk-") as made, ExitStack() as stack:
-        image, disk = Path(made) / "image", Path(made) / "disk"
-        with open(image, "wb") as file:
-            os.truncate(file.fileno(), 512 * MIB)
-        disk.mkdir()
-        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
-        if subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=False).returncode:
-            pytest.skip("no loop device can be had here")
-        unmount = ["umount", str(disk)]
-        stack.callback(wait_until, lambda: not subprocess.run(unmount, check=False).returncode, "the disk is free")
+    with disk_image(512 * MIB) as (disk, _), ExitStack() as stack:
         number = os.stat(disk).st_dev
 
         def throttle(operations_s: int) -> None:

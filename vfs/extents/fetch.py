@@ -246,13 +246,13 @@ class Fetcher:
         under_way = sum(job.stop - job.done for job in fetched.jobs) if fetched is not None else 0
         return (rule.pace.window * rule.request_blocks - under_way) * BLOCK
 
-    async def drop(self, key: ObjectKey, block: int) -> None:
-        """Make a block absent that a reader found broken, if it is.
+    async def drop(self, key: ObjectKey, block: int) -> bool:
+        """Make a block absent that a reader found broken, if it is; returns whether it was.
 
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
-        await self._homes.drop(key, block, self._objects.get(key))
+        return await self._homes.drop(key, block, self._objects.get(key))
 
     async def renew_if_unusable(self, identity: Identity) -> None:
         """Make an object's files anew if they can't be opened by name, which a reader has found.

@@ -260,6 +260,18 @@ class ObjectFiles:
         except OSError as exc:
             raise translate(exc, self.path) from exc
 
+    def have_their_names(self) -> bool:
+        """Return whether both files are what lies under their names; another in the place of one is what readers open."""
+        for fd, path in ((self._data, self.path), (self._sums, self.path.removesuffix(".data") + ".sums")):
+            try:
+                if not os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+                    return False
+            except FileNotFoundError:
+                return False
+            except OSError as exc:
+                raise translate(exc, path) from exc
+        return True
+
     def seal_now(self) -> Seal:
         """Return the seal for the data file as it is now."""
         return seal_of(os.fstat(self._data))

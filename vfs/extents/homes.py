@@ -21,7 +21,6 @@ from vfs.extents.counters import FetchCounters
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
-from vfs.extents.reader import CachedObject
 from vfs.model import ObjectKey
 
 logger = logging.getLogger(__name__)
@@ -89,17 +88,17 @@ class Homes:
             fetched.holding = fetched.home.hold(fetched.key)
         return fetched.home.missing(fetched.key, offset, length)
 
-    async def drop(self, key: ObjectKey, block: int, fetched: FetchedObject | None) -> None:
-        """Make a block absent that a reader found broken, if it is.
+    async def drop(self, key: ObjectKey, block: int, fetched: FetchedObject | None) -> bool:
+        """Make a block absent that a reader found broken, if it is; returns whether it was.
 
         Raises:
             NoSpace, Unavailable: the disk refuses.
         """
         home = fetched.home if fetched is not None else self.cache
-        await self._in_thread(home.drop_if_broken, key, block)
+        return await self._in_thread(home.drop_if_broken, key, block)
 
     async def renew_if_unusable(self, identity: Identity, key: ObjectKey, fetched: FetchedObject | None) -> None:
-        """Make an object's files anew if they can't be opened by name: somebody else deleted or damaged them.
+        """Make an object's files anew if they can't be opened by name: somebody else deleted, damaged or replaced them.
 
         Our own descriptors may still be good, so nothing here notices it; a reader does.
 
@@ -108,7 +107,7 @@ class Homes:
         """
         async with self._renewing:  # of several complaints the first one is enough
             home = fetched.home if fetched is not None else self.cache
-            if not await self._in_thread(_is_unusable, home.root, key):
+            if await self._in_thread(home.is_found, key):
                 return
             logger.warning("the files of %s can't be used, making them anew", key)
             await self._in_thread(home.renew, identity)
@@ -212,11 +211,3 @@ class Homes:
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._writers, lambda: function(*args, **kwargs))
-
-
-def _is_unusable(root: str, key: ObjectKey) -> bool:
-    try:
-        CachedObject.open(root, key).close()
-    except (NotFound, Corrupt):
-        return True
-    return False

@@ -101,11 +101,15 @@ class CachedObject:
 
     def sealed(self) -> bool:
         """Return whether every block was verified and nobody has touched the file since: passthrough is allowed."""
+        return self.as_sealed() is not None
+
+    def as_sealed(self) -> os.stat_result | None:
+        """Return what the data file is like as it was sealed, None where it is not sealed, or has been touched since."""
         raw = os.pread(self._sums, 64, 0)
         if len(raw) < 64:
-            return False
-        seal = decode_seal(raw)
-        return seal is not None and seal == seal_of(os.fstat(self._data))
+            return None
+        found = os.fstat(self._data)
+        return found if decode_seal(raw) == seal_of(found) else None
 
     def missing(self, offset: int, length: int) -> tuple[int, int] | None:
         """Return the range (offset, length) from the first to the last absent block of what is asked, or None.

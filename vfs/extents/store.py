@@ -24,6 +24,7 @@ from vfs.extents.books import Keep
 from vfs.extents.directory import take_lock
 from vfs.extents.files import ObjectFiles, sync_all, translate
 from vfs.extents.layout import BLOCK, Identity, block_count, block_length, blocks_of
+from vfs.extents.reader import CachedObject
 from vfs.extents.shelf import SEGMENT_BLOCKS, Shelf, unlink_all
 from vfs.model import ObjectKey
 
@@ -310,6 +311,19 @@ class Store:
     def write_block(self, key: ObjectKey, index: int, body: memoryview | bytes) -> None:
         """Write one block: see `write_blocks`."""
         self.write_blocks(key, index, body)
+
+    def is_found(self, key: ObjectKey) -> bool:
+        """Return whether who opens the object by its name finds the files that are open here, and can use them.
+
+        Raises:
+            Unavailable: the system refuses.
+        """
+        try:
+            CachedObject.open(self.root, key).close()
+            with self._shelf.opened(key) as files:
+                return files.have_their_names()
+        except (NotFound, Corrupt):
+            return False
 
     def needs_seal(self, key: ObjectKey) -> bool:
         """Return whether every block is there, but nobody has verified them all: `seal` does.

@@ -9,6 +9,7 @@ from vfs import wire
 from vfs.filesystem.beneath import open_beneath
 from vfs.filesystem.scratch import read_at
 from vfs.filesystem.tree import Buffer, Push, Source
+from vfs.filesystem.verified import VerifiedFile, state_of
 from vfs.model import LakePath, version_of
 from vfs.usage import Source as From
 
@@ -24,11 +25,12 @@ def copy_here(path: LakePath, opened: wire.Opened, held: Source) -> Source:
     except OSError as exc:
         log.info("%s: the copy on this host can't be opened: %s", path, exc.strerror)
         return held
-    if version_of(os.fstat(fd)) != opened.here_version:
+    found = os.fstat(fd)
+    if version_of(found) != opened.here_version:
         os.close(fd)
         log.warning("%s: the copy on this host has been changed, it is not read", path)
         return held
-    return CopyHere(fd, path, held)
+    return CopyHere(fd, path, held, VerifiedFile(opened.here_root, opened.here, state_of(found)))
 
 
 class CopyHere:
@@ -40,10 +42,11 @@ class CopyHere:
 
     served_from = From.REPLICA
 
-    def __init__(self, fd: int, path: LakePath, held: Source) -> None:
+    def __init__(self, fd: int, path: LakePath, held: Source, verified: VerifiedFile) -> None:
         self._fd: int | None = fd
         self._path = path
         self._held = held
+        self.verified = verified
 
     @property
     def backing_fd(self) -> int | None:

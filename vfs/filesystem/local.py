@@ -26,7 +26,7 @@ import trio
 from vfs.errors import ReadOnly, Stale, Unavailable
 from vfs.filesystem.beneath import open_beneath
 from vfs.filesystem.scratch import read_at
-from vfs.filesystem.tree import Buffer, Changes, Child, Node, Push
+from vfs.filesystem.tree import Buffer, Changes, Child, Node, Push, Verified
 from vfs.model import Kind, LakePath, Version, join, split
 from vfs.namespace.mounts import STATUS_PREFIX, MountPoint
 from vfs.oserrors import Translated, meaning_of
@@ -277,12 +277,17 @@ def _owner_below(parent: int, owner: tuple[int, int]) -> tuple[int, int]:
 
 
 class LocalSource:
-    """An open file of this host. Always complete; whether it may be mapped is the kernel's business."""
+    """An open file of this host. Always complete; whether it may be mapped is the kernel's business.
 
-    def __init__(self, fd: int, subject: str, served_from: From = From.LOCAL) -> None:
+    Args:
+        verified: see `Source`.
+    """
+
+    def __init__(self, fd: int, subject: str, served_from: From = From.LOCAL, *, verified: Verified | None = None) -> None:
         self._fd = fd
         self._subject = subject
         self.served_from = served_from
+        self.verified = verified
 
     @property
     def backing_fd(self) -> int | None:

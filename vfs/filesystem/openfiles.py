@@ -5,12 +5,16 @@ and struck out before it is given back. What is lost in between is an id that no
 
 The backing id of a local file stays for some seconds after the last handle: files that are opened again and again (samples,
 shards of 8 ranks) cost no system call then. A file of the cache goes at once: its space is counted, and may be needed.
+A backing file that was verified and is not as it was then (bytes changed on the disk, a file in its place) is given to no
+further handle. While one is left the kernel takes no other file for the inode, so the name gets another inode.
+
 Small remote objects are read through the page cache and hold nothing while they are closed: they wait for another open until
 there are too many of them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,10 +23,12 @@ from typing import Protocol
 import trio
 
 from vfs.clock import Clock
-from vfs.filesystem.tree import Source
+from vfs.errors import Stale
+from vfs.filesystem.tree import Source, Verified
 from vfs.model import Ino
 from vfs.namespace.inodes import Inode, InodeTable
 
+log = logging.getLogger(__name__)
 IDLE_S = 5.0
 """How long a backing id waits for another open. A deleted file's space is held for as long."""
 IDLE_MAX = 16_384
@@ -56,11 +62,19 @@ class OpenFile:
         source: None while the kernel alone serves the inode and nothing is held for it elsewhere.
         backing: the kernel's id of the backing file while the inode is open in passthrough, else 0.
         writable: its tree can be written.
+        verified: see `Source`.
     """
 
     source: Source | None
     writable: bool
+    verified: Verified | None
     backing: int = 0
+
+    def is_as_verified(self, state: str) -> bool:
+        """Return whether the file that the kernel has, which was verified in this state, is right still."""
+        if self.verified is None:
+            return not state
+        return self.verified.state == state and self.verified.holds()
 
 
 Opener = Callable[[], Awaitable[Source]]
@@ -91,10 +105,23 @@ class OpenFiles:
         return self._files.get(ino)
 
     async def open(self, ino: Ino, opener: Opener, *, writable: bool) -> OpenFile:
-        """Count a handle and return its file, opened once however many ask."""
+        """Count a handle and return its file, opened once however many ask.
+
+        Raises:
+            Stale: the kernel has a file that is not right any more; the name has another inode from now on.
+        """
         file = self._files.get(ino) or await self._open_once(ino, opener, writable=writable)
         # Atomic: no await until the caller has answered the kernel.
         inode = self._inodes.get(ino)
+        if inode.row.backing and not file.is_as_verified(inode.row.backed_by):
+            if not inode.opens:
+                self.close(ino)
+            if inode.row.backing:
+                path = self._inodes.path(ino)
+                log.warning("%s: the file that it is read from was changed since it was verified, or is gone", path)
+                self._inodes.retire(inode)
+                raise Stale(path, "has another inode from now on")
+            return await self.open(ino, opener, writable=writable)
         self._idle.pop(ino, None)
         self._resting.pop(ino, None)
         if not inode.opens and not inode.row.cached and not file.backing:
@@ -123,7 +150,8 @@ class OpenFiles:
                 return file
         self._opening[ino] = trio.Event()
         try:
-            file = self._files[ino] = OpenFile(await opener(), writable)
+            source = await opener()
+            file = self._files[ino] = OpenFile(source, writable, source.verified)
         finally:
             self._opening.pop(ino).set()
         return file
@@ -136,6 +164,7 @@ class OpenFiles:
             file.backing = self._passthrough.register(file.source.backing_fd)
             if file.backing:
                 inode.row.backing = file.backing
+                inode.row.backed_by = file.verified.state if file.verified is not None else ""
                 self._inodes.save(inode)
         may_shed = not file.writable or len(self._files) > self._open_max  # the kernel holds the file itself
         if file.backing and file.source is not None and may_shed and not file.source.shed():
@@ -176,7 +205,7 @@ class OpenFiles:
         inode = self._inodes.get(ino)
         if inode.inherited or not (inode.row.cached or inode.row.backing):
             return  # handles of an earlier worker may be there still: id and mode stay until the mount ends
-        backing, inode.row.backing, inode.row.cached = inode.row.backing, 0, False
+        backing, inode.row.backing, inode.row.backed_by, inode.row.cached = inode.row.backing, 0, "", False
         self._inodes.save(inode)
         if backing:
             self._passthrough.release(backing)

@@ -10,7 +10,9 @@ import os
 from dataclasses import replace
 
 from vfs.errors import Corrupt, NotADirectory, NotFound, PinnedGone, ReadOnly, Stale
+from vfs.filesystem.local import LocalSource
 from vfs.filesystem.tree import MODE_OF, Child, Node, Source, Tree, identity_of
+from vfs.filesystem.verified import VerifiedFile, state_of
 from vfs.model import Entry, Kind, LakePath, Version, join
 from vfs.namespace.catalog import POSITION_MAX
 from vfs.namespace.mounts import MountPoint
@@ -98,13 +100,16 @@ class PinnedTree:
         if live is None or not _is_same(live.version, live.identity, version):
             raise Stale(path, "was replaced")
         source = await self._tree.open(path, live.identity, live.version, write=False)
-        fd = source.backing_fd
-        assert fd is not None, "a local file is always whole"
-        found = os.fstat(fd)
-        if (found.st_size, found.st_mtime_ns) != (version.size, version.mtime_ns):
+        try:
+            assert source.backing_fd is not None, "a local file is always whole"
+            found = os.fstat(source.backing_fd)
+            if (found.st_size, found.st_mtime_ns) != (version.size, version.mtime_ns):
+                raise Stale(path, "is being written")
+            assert self._point.local_root is not None
+            seen = VerifiedFile(self._point.local_root, self._point.below(path), state_of(found))
+            return LocalSource(os.dup(source.backing_fd), path, verified=seen)
+        finally:
             source.close()
-            raise Stale(path, "is being written")
-        return source
 
     def gone(self, path: LakePath) -> PinnedGone:
         """Return what a reader is told whose version is nowhere any more."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from vfs import wire
 from vfs.clock import Clock
 from vfs.errors import Corrupt, DeadlineExceeded, NotADirectory, NotFound, ReadOnly, Stale, Unavailable
-from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN
+from vfs.extents.layout import BLOCK, PASSTHROUGH_BYTES_MIN, data_path
 from vfs.extents.placement import is_same, served_here
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
@@ -26,6 +26,7 @@ from vfs.filesystem.local import LocalSource
 from vfs.filesystem.reads import ReadReports
 from vfs.filesystem.scratch import scratch
 from vfs.filesystem.tree import MODE_OF, Buffer, Child, Node, Push, Source, identity_of
+from vfs.filesystem.verified import VerifiedFile, state_of
 from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, join, object_key, split
 from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
 from vfs.namespace.mounts import MountPoint
@@ -202,7 +203,8 @@ class RemoteTree:
                     continue
                 found = os.fstat(fd)
                 if is_same(version, Version(found.st_size, found.st_mtime_ns), etags_agree=False, times_agree=True):
-                    return LocalSource(fd, path, From.REPLICA)
+                    seen = VerifiedFile(directory, point.below(path), state_of(found))
+                    return LocalSource(fd, path, From.REPLICA, verified=seen)
                 os.close(fd)
         return None
 
@@ -276,6 +278,7 @@ class ObjectSource:
         self._connection = self._kept_by = -1
         self.root = ""
         self.served_from = From.CACHE
+        self.verified: VerifiedFile | None = None
 
     @property
     def backing_fd(self) -> int | None:
@@ -287,10 +290,13 @@ class ObjectSource:
             found = self._objects.get(self._key, self.root)
         except (NotFound, Corrupt, Unavailable):
             return False
-        if found.gone() or not found.sealed():
+        as_sealed = None if found.gone() else found.as_sealed()
+        if as_sealed is None:
             self._objects.drop(self._key)
             return False
         self._backing_fd = os.dup(found.fileno())
+        directory, name = os.path.split(data_path(self.root, self._key))
+        self.verified = VerifiedFile(directory, name, state_of(as_sealed))
         self._is_complete = True
         self.announce()
         return True

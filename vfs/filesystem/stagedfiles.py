@@ -25,6 +25,7 @@ class StagedSource:
     """
 
     served_from = From.LOCAL
+    verified = None
 
     def __init__(self, area: StagingArea, node_id: int, subject: str, sync: Callable[[int], Awaitable[None]]) -> None:
         self._area = area

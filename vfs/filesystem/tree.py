@@ -101,6 +101,19 @@ Push = Callable[[Pushable, int, int], Awaitable[bool]]
 """Puts whole pages (offset, length) into the page cache of the inode that is read; returns whether it did."""
 
 
+class Verified(Protocol):
+    """A local file in the state in which it was found to be right: see `verified.py`."""
+
+    @property
+    def state(self) -> str:
+        """What it was like then; equal for equal states."""
+        ...
+
+    def holds(self) -> bool:
+        """Return whether it is like that still."""
+        ...
+
+
 class Source(Protocol):
     """The bytes of one version of one file. Shared by all handles on its inode."""
 
@@ -112,6 +125,11 @@ class Source(Protocol):
     @property
     def backing_fd(self) -> int | None:
         """A descriptor of a complete, verified local file of exactly this version, for passthrough; else None."""
+        ...
+
+    @property
+    def verified(self) -> Verified | None:
+        """That file, where it is right only as long as nobody changes it; None without one, or where it is shown as it is."""
         ...
 
     async def read(self, offset: int, length: int, push: Push | None = None) -> Buffer:

@@ -42,6 +42,7 @@ class Row(msgspec.Struct, array_like=True):
         mode: file type and permission bits as in st_mode.
         cached: the kernel may hold handles in page-cache mode; passthrough is excluded while it may.
         backing: the kernel's backing id while it may hold handles in passthrough, else 0.
+        backed_by: the state of the file behind that id in which it was verified; "" for one that is shown as it is.
         file: of a sample, the local file with its content, as far as it was known when the row was written; else "".
     """
 
@@ -59,6 +60,7 @@ class Row(msgspec.Struct, array_like=True):
     cached: bool = False
     backing: int = _NO_BACKING
     file: str = ""
+    backed_by: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,8 +160,9 @@ class InodeTable:
         """
         current = self.child(Ino(row.parent), row.name)
         if current is not None and current.row.identity == row.identity and current.row.kind == row.kind:
-            row.lookups, row.cached, row.backing = current.row.lookups + lookups, current.row.cached, current.row.backing
-            current.row = row
+            was, current.row = current.row, row
+            row.lookups = was.lookups + lookups
+            row.cached, row.backing, row.backed_by = was.cached, was.backing, was.backed_by
             self._hot.setdefault(current.ino, current)
             return current
         row.lookups = lookups
@@ -189,6 +192,11 @@ class InodeTable:
         """Write the row as it is now: after `cached` or `backing` changed."""
         with self.batch():
             self._txn.put(_key(inode.ino), _encode(inode.row), db=self._rows)
+
+    def retire(self, inode: Inode) -> None:
+        """Let its name stand for another inode from the next lookup on; this one lives on for those who have it open."""
+        if self.child(Ino(inode.row.parent), inode.row.name) is inode:
+            self.unlink(Ino(inode.row.parent), inode.row.name)
 
     def unlink(self, parent: Ino, name: bytes) -> None:
         """Let (parent, name) stand for nothing; the inode lives on while the kernel refers to it."""

@@ -189,6 +189,9 @@ class AccountingStore:
     def drop_if_broken(self, key: ObjectKey, index: int) -> bool:
         return False
 
+    def is_found(self, key: ObjectKey) -> bool:
+        return True
+
     def needs_seal(self, key: ObjectKey) -> bool:
         return False
 

@@ -62,12 +62,11 @@ class Objects:
         """
         if key not in self._open:
             raise NotFound(key, "is not open in the agent")
-        if broken >= 0:
-            await self._fetcher.drop(key, broken)
-        elif broken == wire.WHOLE:
-            await self._fetcher.renew_if_unusable(self._open[key][0])
+        identity = self._open[key][0]
+        if broken == wire.WHOLE or (broken >= 0 and not await self._fetcher.drop(key, broken)):
+            await self._fetcher.renew_if_unusable(identity)  # a block that is right here: its reader may have other files
         priority = Priority.BACKGROUND if background else Priority.FOREGROUND
-        return await self._fetcher.ensure(self._open[key][0], offset, length, priority)
+        return await self._fetcher.ensure(identity, offset, length, priority)
 
     def close(self, key: ObjectKey) -> None:
         """Give one hold back."""
