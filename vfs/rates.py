@@ -10,6 +10,8 @@ from collections import OrderedDict
 
 BURST_S = 0.05
 """How much of its rate a line that was silent lets through at once: a tenth of what people notice."""
+_MOMENT_S = 1e-9
+"""What is due sooner may go: a clock that is a float would never get there."""
 _CALLERS_MAX = 10_000
 
 
@@ -31,7 +33,8 @@ class TokenBucket:
     def wait_s(self, now_s: float) -> float:
         """Return how long the next claim has to wait; 0: it may go."""
         self._fill(now_s)
-        return 0.0 if self._level >= 0 else -self._level / self.rate
+        wait_s = max(0.0, -self._level / self.rate)
+        return wait_s if wait_s > _MOMENT_S else 0.0
 
     def take(self, amount: float, now_s: float) -> None:
         """Pay for a claim that goes now."""

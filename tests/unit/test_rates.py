@@ -47,6 +47,13 @@ def test_a_bucket_without_a_rate_never_waits() -> None:
         assert bucket.wait_s(0.0) == 0.0
 
 
+def test_a_claim_is_due_when_the_time_has_passed_that_it_was_told_to_wait() -> None:
+    for now_s in (0.1, 1e3 / 3, 1e6 / 7):
+        bucket = TokenBucket(3e8, 0)
+        bucket.take(MIB / 3, now_s)
+        assert bucket.wait_s(now_s + bucket.wait_s(now_s)) == 0.0
+
+
 def test_a_new_rate_holds_at_once_and_debts_stay() -> None:
     bucket = TokenBucket(1000, 0)
     bucket.take(1000, 0.0)

@@ -14,7 +14,7 @@ from vfs.cli import main
 from vfs.errors import ForemountError, NotFound, Unavailable
 from vfs.extents.layout import BLOCK
 from vfs.model import LakePath, SiteName, Version
-from vfs.traces.parquet import TraceWriter, load
+from vfs.traces.parquet import Trace, TraceWriter, load
 from vfs.traces.recording import Line, Said
 from vfs.traces.records import RECORD, How
 from vfs.traces.replay import replay
@@ -210,3 +210,97 @@ def test_command_says_what_limits_its_figures(tmp_path: Path) -> None:
     assert "1 opens were in passthrough" in said
     assert "3 events happened and are not in the trace" in said
     assert f"nothing was measured of {SiteName('origin')}" in said
+
+
+BOUND = 'format = 1\n[[rules]]\nname = "line"\nmatch = {}\nset = { bandwidth = "10MB/s" }\n'
+
+
+def test_rule_that_bounds_bandwidth_bounds_a_replay(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t", sequential(FILE, SIZE), size=SIZE)
+    bound = replay(trace, under_policy(trace, [document(tmp_path, BOUND)]))
+    assert bound.fetched_bytes == SIZE
+    assert SIZE / 10e6 - 1 < bound.duration_s < SIZE / 10e6 + 2, "3.4 s, where the line would take 0.4"
+
+
+def test_two_files_of_one_rule_share_its_bandwidth_and_those_of_two_do_not(tmp_path: Path) -> None:
+    events = sorted(sequential("a", SIZE, thread=1) + sequential("b", SIZE, thread=2))
+    trace = write(tmp_path / "t", events, size=SIZE)
+    rule = '[[rules]]\nname = "NAME"\nmatch = { path = "NAME" }\nset = { bandwidth = "10MB/s" }\n'
+    one = replay(trace, under_policy(trace, [document(tmp_path, BOUND)]))
+    each = "format = 1\n" + rule.replace("NAME", "a") + rule.replace("NAME", "b")
+    two = replay(trace, under_policy(trace, [document(tmp_path, each)]))
+    assert one.duration_s > 1.8 * two.duration_s
+
+
+def after(events: list[Event], by_ms: int) -> list[Event]:
+    return [(at + by_ms, *rest) for at, *rest in events]
+
+
+@pytest.mark.parametrize(
+    ("rule", "again"),
+    [
+        ("", SIZE),  # the one that was read first has made room
+        ('match = { path = "a" }\nset = { cache = "keep" }', 0),
+        ('match = { path = "b" }\nset = { cache = "stream" }', 0),
+        ('match = { path = "a" }\nset = { cache = "stream" }', SIZE),
+    ],
+    ids=["no class", "kept", "the other a stream", "itself a stream"],
+)
+def test_cache_class_says_what_a_replay_fetches_again(tmp_path: Path, rule: str, again: int) -> None:
+    """Read a, b and c, and a again, with room for two of them."""
+    order = [after(sequential(name, SIZE), 10_000 * index) for index, name in enumerate(("a", "b", "c", "a"))]
+    trace = write(tmp_path / "t", [event for events in order for event in events], size=SIZE)
+    document(tmp_path, "format = 1\n" + (f'[[rules]]\nname = "r"\n{rule}\n' if rule else "rules = []\n"))
+    config = tmp_path / "two.toml"
+    room = f'policies = ["own.toml"]\n[cache]\nsize = "{2 * SIZE >> 20}MiB"\n'
+    config.write_text('SITES[[mounts]]\nprefix = "/"\nsite = "origin"\n'.replace("SITES", room + SITE))
+    assert replay(trace, under_config(trace, str(config))).fetched_bytes == 3 * SIZE + again
+
+
+SITE = '[sites.origin]\nkind = "memory"\n'
+PINNED = 'format = 1\n[[rules]]\nname = "pin"\nmatch = { path = "data/**" }\nset = { staleness = "pinned=night" }\n'
+
+
+def replaced(path: Path, policies: list[str] | None = None) -> Trace:
+    """Write a trace of a file that is read whole, replaced by one half as long, and read again; and of a short other one."""
+    record = RECORD.pack
+    events = [record(index * 10**7, 10**6, 1, index << 20, 1 << 20, 7, How.FETCHED) for index in range(4)]
+    events += [record((10 + index) * 10**7, 10**6, 2, index << 20, 1 << 20, 7, How.FETCHED) for index in range(2)]
+    events.append(record(10**9, 10**6, 3, 0, BLOCK, 7, How.FETCHED))
+    versions = [(1, LakePath(FILE), Version(4 << 20, 1)), (2, LakePath(FILE), Version(2 << 20, 2))]
+    with TraceWriter(str(path)) as writer:
+        writer.add(Said(setting=setting(policies or [])))
+        files = [*versions, (3, LakePath("other"), Version(BLOCK))]
+        writer.add(Said(worker=1, files=files, records=b"".join(events)))
+        writer.add(Said(lines={SiteName("origin"): Line(0.1, 100e6, 8)}, done=True))
+        writer.close()
+    return load(str(path))
+
+
+def test_pinned_file_is_read_in_one_version_whatever_took_its_place(tmp_path: Path) -> None:
+    trace = replaced(tmp_path / "t")
+    as_it_was = replay(trace, as_recorded(trace))
+    pinned = replay(trace, under_policy(trace, [document(tmp_path, PINNED)]))
+    assert (as_it_was.wanted_bytes, as_it_was.fetched_bytes) == (6 * (1 << 20) + BLOCK,) * 2
+    assert (pinned.wanted_bytes, pinned.fetched_bytes) == (4 * (1 << 20) + BLOCK,) * 2
+    assert pinned.reads == as_it_was.reads
+
+
+def test_command_says_what_it_does_not_know_of_pins_classes_and_bounds(tmp_path: Path) -> None:
+    own = PINNED.replace('"pinned=night"', '"pinned=night", cache = "keep", bandwidth = "10MiB/s"')
+    replaced(tmp_path / "t")
+    tried = document(tmp_path, own)
+    said = CliRunner().invoke(main, ["replay", str(tmp_path / "t"), "--policy", tried, "--json"]).stdout
+    assert json.loads(said)["notes"] == [
+        f"{tried}: what night holds is not in the trace: 1 files that it pins are read as the run read them first",
+        f"{tried}: cache classes (keep: 2 files, stream: 0) say what goes first when 1 GiB are full; the cache is empty at "
+        "the start, and holds nothing of other runs",
+        f"{tried}: 10 MiB/s of own/pin bound what the trace reads, and nothing else that a mount fetches",
+    ]
+
+
+def test_command_says_that_what_was_pinned_is_read_as_it_was(tmp_path: Path) -> None:
+    replaced(tmp_path / "t", [document(tmp_path, PINNED)])
+    said = CliRunner().invoke(main, ["replay", str(tmp_path / "t"), "--policy", "workstation", "--json"]).stdout
+    told = "workstation: 1 files were pinned to night when they were recorded: they are read as it had them"
+    assert told in json.loads(said)["notes"]

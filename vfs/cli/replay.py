@@ -15,6 +15,7 @@ from vfs.traces.recording import Line
 from vfs.traces.records import How
 from vfs.traces.replay import replay as play
 from vfs.traces.scenario import Scenario, as_recorded, recorded_mounts, under_config, under_policy
+from vfs.traces.versions import unsaid
 from vfs.units import parse_duration, parse_size
 
 
@@ -125,4 +126,7 @@ def _notes(trace: Trace, scenarios: list[Scenario]) -> list[str]:
     guessed = sorted({site for scenario in scenarios for site in scenario.guessed})
     if guessed:
         notes.append(f"nothing was measured of {', '.join(guessed)}: 50 ms and 100 MB/s are assumed; see --ttfb, --bandwidth")
+    recorded = as_recorded(trace)
+    for scenario in scenarios:
+        notes += [f"{scenario.name}: {said}" for said in unsaid(trace, scenario, recorded)]
     return notes

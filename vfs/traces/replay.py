@@ -1,9 +1,9 @@
 """Plays a trace under another configuration or policy: the same reads, the real decisions, a line as it was measured.
 
-Real: prediction, coalescing, budgets, the line's window, single flight, eviction, the policy. Simulated (`simulated.py`):
-time, the line, the store's disk. Taken from the trace: which thread read what, how long it thought between two reads, what a
-read costs whose bytes are here, and what names and opens cost. The cache is empty at the start. Replicas are not played: the
-origin serves its objects alone.
+Real: prediction, coalescing, budgets of memory and of rules, the line's window, single flight, eviction by cache class, the
+policy. Simulated (`simulated.py`): time, the line, the store's disk. Taken from the trace: which thread read what, how long
+it thought between two reads, what a read costs whose bytes are here, and what names and opens cost. The cache is empty at the
+start. What is pinned is read in one version (`versions.py`). Replicas are not played: the origin serves its objects alone.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from vfs.extents.spans import Spans
 from vfs.model import LakePath, ObjectKey, SiteName, Version, object_key
 from vfs.namespace.mounts import MountTable
 from vfs.policy.facts import Access
-from vfs.policy.inforce import InForce
-from vfs.policy.store import PolicySet
 from vfs.traces.outcome import Outcome
 from vfs.traces.parquet import Trace
 from vfs.traces.recording import PackedLayout, unpack
 from vfs.traces.records import How
 from vfs.traces.scenario import Scenario, recorded_mounts
 from vfs.traces.simulated import AccountingStore, LineSite, VirtualClock, VirtualLoop, sites_of
+from vfs.traces.versions import read_as
 
 _SPILL_BYTES = 64 << 20
 _READS = (How.HIT, How.FETCHED)
@@ -56,8 +55,8 @@ def replay(trace: Trace, scenario: Scenario) -> Outcome:
 
 async def _play(trace: Trace, scenario: Scenario) -> Outcome:
     clock = VirtualClock(asyncio.get_running_loop())
-    sites = sites_of(scenario.lines)
-    store, spill = AccountingStore(scenario.cache_size), AccountingStore(_SPILL_BYTES)
+    sites, rules = sites_of(scenario.lines), scenario.rules(trace)
+    store, spill = AccountingStore(scenario.cache_size, rules.keep_of), AccountingStore(_SPILL_BYTES)
     async with Fetcher(
         store,
         spill,
@@ -66,15 +65,9 @@ async def _play(trace: Trace, scenario: Scenario) -> Outcome:
         clock=clock,
         limits=FetchLimits(),
         chance=random.Random(0),  # noqa: S311  the same in every replay
+        rate_of=rules.rate_of,
     ) as fetcher:
-        return await _Player(trace, scenario, fetcher, store, sites).play()
-
-
-class _Fixed:
-    """One policy for good."""
-
-    def __init__(self, current: PolicySet) -> None:
-        self.current = current
+        return await _Player(trace, scenario, rules, fetcher, store, sites).play()
 
 
 class _Shelf:
@@ -137,6 +130,7 @@ class _Player:
         self,
         trace: Trace,
         scenario: Scenario,
+        rules: PathRules,
         fetcher: Fetcher,
         store: AccountingStore,
         sites: Mapping[SiteName, LineSite],
@@ -146,9 +140,10 @@ class _Player:
         self._store = store
         self._sites = sites
         self._loop = asyncio.get_running_loop()
-        rules = self._rules = PathRules(InForce(_Fixed(scenario.policy), host=trace.meta.setting.host), scenario.mounts)
-        self._files = [_file(path, version, scenario.mounts, rules) for path, version in trace.files]
-        known = _layouts(trace, self._files)
+        self._rules = rules
+        files = [_file(path, version, scenario.mounts, rules) for path, version in trace.files]
+        known = _layouts(trace, files)
+        self._files = [files[index] for index in read_as(trace, rules)]
         self._layouts = _RecordedLayouts(fetcher, {key: unpack(packed) for key, packed in known.items()})
         self._tasks: set[asyncio.Task[None]] = set()
         self._prefetcher = Prefetcher(
@@ -175,7 +170,7 @@ class _Player:
             await self._done.wait()
         ended_s = self._loop.time()
         for file in self._files:
-            self._close(file)
+            self._close(file)  # once, where it stands for several
         await self._fetcher.settled()
         for task in self._tasks:
             task.cancel()
@@ -230,6 +225,8 @@ class _Player:
     async def _read(self, index: int, file: _File) -> None:
         """Read as the worker does: tell what is read, ask for what is absent, take it."""
         offset, length = int(self._trace.offset[index]), int(self._trace.length[index])
+        if file.identity is not None:  # where it stands for another version, that one may have been longer
+            length = max(0, min(length, file.identity.version.size - offset))
         if length and file.identity is not None:
             await self._open(file)
             file.wanted.add(offset, offset + length)
@@ -253,7 +250,7 @@ class _Player:
             fetched=self._fetched[reads],
             lengths=trace.length[reads],
             duration_s=ended_s,
-            wanted_bytes=sum(file.wanted.total for file in self._files),
+            wanted_bytes=sum(file.wanted.total for file in {id(file): file for file in self._files}.values()),
             fetched_bytes=sum(site.sent_bytes for site in self._sites.values()),
             prefetched_bytes=counters.prefetched_bytes,
             requests=sum(site.requests for site in self._sites.values()),

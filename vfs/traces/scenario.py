@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import msgspec
 
 from vfs import config
+from vfs.agent.rules import PathRules
 from vfs.config import Config, LocalSite, MemorySite
 from vfs.errors import ForemountError
 from vfs.extents.link import Bounds
 from vfs.model import SiteName
 from vfs.namespace.mounts import MountTable, build_mount_table
-from vfs.policy.inforce import defaults_of, open_store
+from vfs.policy.inforce import InForce, defaults_of, open_store
 from vfs.policy.loader import Text, compile_rules, read
 from vfs.policy.store import PolicySet
 from vfs.traces.parquet import Trace
@@ -37,6 +38,17 @@ class Scenario:
     limits: config.Limits
     lines: Mapping[SiteName, Line]
     guessed: tuple[SiteName, ...] = ()
+
+    def rules(self, trace: Trace) -> PathRules:
+        """Return what the policy says on the host that recorded the trace."""
+        return PathRules(InForce(_Fixed(self.policy), host=trace.meta.setting.host), self.mounts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """One policy for good."""
+
+    current: PolicySet
 
 
 def recorded_mounts(trace: Trace) -> MountTable:

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar
 
 from vfs.errors import NoSpace, NotFound
-from vfs.extents.books import Books
+from vfs.extents.books import Books, Keep
 from vfs.extents.layout import BLOCK, Identity, block_count
 from vfs.extents.shelf import SEGMENT_BLOCKS
 from vfs.model import Entry, ObjectKey, SiteName, SitePath, Version
@@ -129,11 +129,16 @@ class _Object:
 
 
 class AccountingStore:
-    """A store that remembers which blocks were written, and evicts as the real one does: by the same `Books`."""
+    """A store that remembers which blocks were written, and evicts as the real one does: by the same `Books`.
 
-    def __init__(self, cap_bytes: int) -> None:
+    Args:
+        keep_of: what the policy makes of an object; for good, since a replay has one policy.
+    """
+
+    def __init__(self, cap_bytes: int, keep_of: Callable[[Identity], Keep] = lambda identity: "normal") -> None:
         self.root = "replay"
         self._books = Books(cap_bytes)
+        self._keep_of = keep_of
         self._objects: dict[ObjectKey, _Object] = {}
 
     def prepare(self, identity: Identity) -> ObjectKey:
@@ -141,6 +146,7 @@ class AccountingStore:
         if key not in self._objects:
             self._objects[key] = _Object(identity.version.size)
             self._books.add(key, 0)
+            self._books.classify(key, self._keep_of(identity))
         return key
 
     def renew(self, identity: Identity) -> ObjectKey:
