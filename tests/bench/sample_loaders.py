@@ -19,28 +19,31 @@ SLOTS = 4
 PARAMS = {"crop": {"at": "random", "size": [224, 224]}, "resize": 256}
 SHARDS = 2
 """Tars of a rank, one for each of its workers."""
+OnWorker = Callable[[int], None]
+"""Called in each worker process, once that has started."""
 
 
-def decoded(lake: Lake, schedule: Scheduled, rank: int, steps: int) -> Iterator[list[np.ndarray]]:
-    """Yield the arrays of each step, made here from the raw bytes."""
+def decoded(lake: Lake, schedule: Scheduled, rank: int, _: OnWorker, steps: int) -> Iterator[list[np.ndarray]]:
+    """Return the arrays of each step, made here from the raw bytes."""
     data = Own(str(lake.root), schedule, rank)
-    for step in range(steps):
-        yield [data[step * SLOTS + slot] for slot in range(SLOTS)]
+    return ([data[step * SLOTS + slot] for slot in range(SLOTS)] for step in range(steps))
 
 
-def loaded(lake: Lake, schedule: Scheduled, rank: int, workers: int) -> Iterator[list[np.ndarray]]:
-    """Yield the arrays of each step as a DataLoader gives them."""
+def loaded(lake: Lake, schedule: Scheduled, rank: int, on_worker: OnWorker, workers: int) -> Iterator[list[np.ndarray]]:
+    """Return the arrays of each step as a DataLoader gives them; its workers are started."""
     import torch
     from torch.utils.data import DataLoader
 
     torch.set_num_threads(1)
-    yield from DataLoader(
+    loader = DataLoader(
         Own(str(lake.root), schedule, rank),  # type: ignore[arg-type]
         batch_size=SLOTS,
         num_workers=workers,
         collate_fn=as_tensors,
         prefetch_factor=2 if workers else None,
+        worker_init_fn=on_worker,
     )
+    return iter(loader)
 
 
 def as_tensors(arrays: list[np.ndarray]) -> list[Any]:
@@ -111,8 +114,8 @@ def write_tar(file: Path, schedule: Scheduled, rows: list[dict[str, Any]]) -> No
                 archive.addfile(member, io.BytesIO(body))
 
 
-def from_tars(lake: Lake, rank: int, workers: int) -> Iterator[list[np.ndarray]]:
-    """Yield the arrays of each step as WebDataset gives them."""
+def from_tars(lake: Lake, rank: int, on_worker: OnWorker, workers: int) -> Iterator[list[np.ndarray]]:
+    """Return the arrays of each step as WebDataset gives them; its workers are started."""
     import torch
     import webdataset as wds
 
@@ -124,4 +127,8 @@ def from_tars(lake: Lake, rank: int, workers: int) -> Iterator[list[np.ndarray]]
         return np.load(io.BytesIO(transform(sample["jpg"], int(sample["seed"]))))
 
     data = wds.WebDataset(urls, shardshuffle=False).map(made).batched(SLOTS, collation_fn=as_tensors)
-    yield from wds.WebLoader(data, batch_size=None, num_workers=workers, prefetch_factor=2 if workers else None)
+    prefetch = 2 if workers else None
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=None, num_workers=workers, prefetch_factor=prefetch, worker_init_fn=on_worker
+    )
+    return iter(loader)

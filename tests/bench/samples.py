@@ -5,7 +5,10 @@ have one core, which making their samples keeps busy for longer than the pause. 
 three nodes: one that makes everything before the readers start (`ready`), one with eight cores of another machine, whose
 transforms take their time and no CPU of this one, while the readers read (`other`, tests/bench/second_machine.py), and one on
 the other core of this machine while they read (`live`). The loaders make the same tensors from the same raw bytes: PyTorch's
-with 0, 2 and 4 workers, WebDataset with 0 and 2 from tars. Steps before `FIRST` only warm up.
+with 0, 2 and 4 workers, WebDataset with 0 and 2 from tars. Steps before `FIRST` only warm up. Everything is read once in each
+round, forward and backward; a ratio is the median of those of single rounds.
+
+FOREMOUNT_BENCH_ROUNDS: how many rounds. FOREMOUNT_BENCH_SIDES: only these sides, as "ready,loader4".
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,18 +33,20 @@ from typing import Any
 import numpy as np
 
 from tests.bench import second_machine
-from tests.bench.measure import NotHere
+from tests.bench.measure import NotHere, order_of_round, ratios, spread
 from tests.bench.report import Outcome, Section
-from tests.bench.sample_loaders import PARAMS, SHARDS, SLOTS, decoded, from_tars, loaded, operator, write_tars
+from tests.bench.sample_loaders import PARAMS, SHARDS, SLOTS, OnWorker, decoded, from_tars, loaded, operator, write_tars
 from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
 from tests.node import NO_LOAD, TOKEN, Scheduled, node
+from vfs.client import open_sample
 from vfs.samples.feeds.arrow import canonical
 
 RANKS, STEPS, FIRST = 8, 13, 3
+ROUNDS = 2
 PAUSE_S = 0.3
 HEAVY_EVERY = 100
 WORKERS, TAR_WORKERS = (0, 2, 4), (0, SHARDS)
-READY, LIVE, OTHER = "ready", "live", "other"
+READY, LIVE, OTHER = OURS = "ready", "live", "other"
 """Prepared beforehand, by a node on the other core meanwhile, by one on another machine meanwhile."""
 CORES, AHEAD = 8, 4
 """Of the other machine; steps that the nodes prepare ahead."""
@@ -79,13 +84,20 @@ class Waits:
 
     Attributes:
         step_s: by step that counts and rank: from the barrier until all samples of the rank are arrays.
-        cpu_s: of all reader processes with their children, while they load; not while they wait for each other or compare.
+        cpu_s: of all reader processes while they load, in all steps, with that of their workers; without what starting costs.
         sums: of the values of each step and rank, to compare.
+        raw: samples that came raw, by reason.
     """
 
     step_s: list[list[float]]
     cpu_s: float
     sums: dict[tuple[int, int], float]
+    raw: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def median_s(self) -> float:
+        """Return what a step waits for its slowest rank, the median."""
+        return statistics.median(max(ranks) for ranks in self.step_s)
 
     @property
     def p99_s(self) -> float:
@@ -103,7 +115,8 @@ FIGURES: dict[str, Callable[[Waits], float]] = {
     "stall": lambda waits: waits.stall_s,
     "reader_cpu": lambda waits: waits.cpu_s,
 }
-Side = Callable[[int], Iterator[list[np.ndarray]]]
+Side = Callable[[int, OnWorker], Iterator[list[np.ndarray]]]
+"""Called with a rank, returns what that reads."""
 
 
 def run(scale: float, say: Callable[[str], None]) -> Outcome:
@@ -114,6 +127,7 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
     if len(cores) < 2:
         raise NotHere("needs two cores: one for the node, one for the readers")
     steps = max(int(STEPS * scale), FIRST + 3)
+    rounds = int(os.environ.get("FOREMOUNT_BENCH_ROUNDS", ROUNDS if scale == 1.0 else 1))
     outcome = Outcome()
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foremount-bench-")))
@@ -127,19 +141,23 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         here = stack.enter_context(node(base, base / "lake", NO_LOAD))
         there = stack.enter_context(node(base / OTHER, base / "lake", NO_LOAD, partial(elsewhere, base / "made")))
         os.sched_setaffinity(0, cores)
-        for name, url, ahead in ((READY, here.url, steps), (LIVE, here.url, AHEAD), (OTHER, there.url, AHEAD)):
-            said = DOCUMENT.format(name=name, node=url, ahead=ahead)
-            (base / "lake" / "jobs" / f"{name}.toml").write_text(said)
+        nodes = {READY: (here.url, steps), LIVE: (here.url, AHEAD), OTHER: (there.url, AHEAD)}
+        for index in range(rounds):
+            for name, (url, ahead) in nodes.items():
+                job = job_of(name, index)
+                document = DOCUMENT.format(name=job, node=url, ahead=ahead)
+                (base / "lake" / "jobs" / f"{job}.toml").write_text(document)
         lake = stack.enter_context(mounted(CONFIG.format(lake=base / "lake", token=base / "token"), base))
-        sides = sides_of(lake, schedule, steps, outcome)
-        taken: dict[str, Waits] = {}
-        for name, side in sides.items():
-            if name in (READY, LIVE, OTHER):
-                prepare(lake, name, steps if name == READY else AHEAD)
-            say(f"{name}: {steps} steps of {RANKS} ranks")
-            taken[name] = found = readers(side, steps, cores[1])
-            say(f"{name}: p99 {found.p99_s:.3f} s, stalls {found.stall_s:.2f} s, CPU {found.cpu_s:.2f} s")
-        conclude(outcome, taken, {job["job"]: job for job in lake.job_status()})
+        loaders = loaders_of(lake, schedule, steps, outcome)
+        wanted = os.environ.get("FOREMOUNT_BENCH_SIDES", ",".join((*OURS, *loaders))).split(",")
+        names = [name for name in (*OURS, *loaders) if name in wanted]
+        taken: dict[str, list[Waits]] = {name: [] for name in names}
+        for index in range(rounds):
+            for name in order_of_round(names, index):
+                found = one(lake, job_of(name, index), loaders.get(name), nodes.get(name, ("", 0))[1], steps, cores[1])
+                say(f"round {index + 1}: {in_words(name, found)}")
+                taken[name].append(found)
+        conclude(outcome, taken)
     return outcome
 
 
@@ -148,16 +166,19 @@ def elsewhere(made: Path, config: Path) -> list[str]:
     return [sys.executable, "-m", "tests.bench.second_machine", str(config), str(made), str(CORES)]
 
 
-def sides_of(lake: Lake, schedule: Scheduled, steps: int, outcome: Outcome) -> dict[str, Side]:
-    """Return what is compared; what this machine does not have is noted."""
-    sides: dict[str, Side] = {name: partial(prepared, lake, name, steps=steps) for name in (READY, OTHER, LIVE)}
+def job_of(name: str, index: int) -> str:
+    """Return the job that a side reads in one round. Pure."""
+    return f"{name}{index}"
+
+
+def loaders_of(lake: Lake, schedule: Scheduled, steps: int, outcome: Outcome) -> dict[str, Side]:
+    """Return what ours is compared with; what this machine does not have is noted."""
     try:
         import torch  # noqa: F401  # here, as the ranks are forks: no side pays for importing it
     except ImportError:
         outcome.skipped["loader"] = "torch is not installed"
-        return sides | {"plain": partial(decoded, lake, schedule, steps=steps)}
-    for count in WORKERS:
-        sides[f"loader{count}"] = partial(loaded, lake, schedule, workers=count)
+        return {"plain": partial(decoded, lake, schedule, steps=steps)}
+    sides: dict[str, Side] = {f"loader{count}": partial(loaded, lake, schedule, workers=count) for count in WORKERS}
     try:
         import webdataset  # noqa: F401
     except ImportError:
@@ -165,6 +186,19 @@ def sides_of(lake: Lake, schedule: Scheduled, steps: int, outcome: Outcome) -> d
         return sides
     write_tars(schedule.lake, schedule, RANKS)
     return sides | {f"webdataset{count}": partial(from_tars, lake, workers=count) for count in TAR_WORKERS}
+
+
+def one(lake: Lake, job: str, loader: Side | None, ahead: int, steps: int, core: int) -> Waits:
+    """Read one side once.
+
+    Args:
+        loader: None: the samples of `job`, once those of `ahead` steps are here.
+    """
+    if loader is not None:
+        return readers(loader, steps, core)
+    prepare(lake, job, ahead)
+    found = readers(partial(prepared, lake, job, steps=steps), steps, core)
+    return replace(found, raw=lake.job_status(job)[0]["raw"])
 
 
 def prepare(lake: Lake, job: str, steps: int) -> None:
@@ -210,29 +244,21 @@ def picture(seed: int, width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def prepared(lake: Lake, job: str, rank: int, steps: int) -> Iterator[list[np.ndarray]]:
-    """Yield the arrays of each step as an unmodified script reads them; falls back to its own operator where raw."""
-    from vfs.client import open_sample
+def prepared(lake: Lake, job: str, rank: int, _: OnWorker, steps: int) -> Iterator[list[np.ndarray]]:
+    """Return the arrays of each step as an unmodified script reads them; makes them itself where they are raw."""
+    transform = operator()
 
-    made: list[Callable[[bytes, int], bytes]] = []
-
-    def local(raw: bytes, seed: int) -> bytes:
-        made[:] = made or [operator()]
-        return made[0](raw, seed)
-
-    for step in range(steps):
+    def arrays(step: int) -> Iterator[np.ndarray]:
         directory = lake.root / f".jobs/{job}/step_{step:07d}/rank_{rank:04d}"
-        arrays = []
         for slot in range(SLOTS):
-            seed = 1 + slot + 100 * step
-            with open_sample(
-                directory / f"{slot:06d}.npy", lambda raw, seed=seed: local(raw, seed), magic=b"\x93NUMPY"
-            ) as file:
-                arrays.append(np.load(file))
-        yield arrays
+            local = partial(transform, seed=1 + slot + 100 * step)
+            with open_sample(directory / f"{slot:06d}.npy", local, magic=b"\x93NUMPY") as file:
+                yield np.load(file)
+
+    return (list(arrays(step)) for step in range(steps))
 
 
-def readers(side: Callable[[int], Iterator[list[np.ndarray]]], steps: int, core: int) -> Waits:
+def readers(side: Side, steps: int, core: int) -> Waits:
     """Run the ranks of one side and return what they measured."""
     context = mp.get_context("fork")
     barrier, results = context.Barrier(RANKS), context.SimpleQueue()
@@ -256,10 +282,14 @@ def rank_of(side: Any, rank: int, steps: int, core: int, barrier: Any, results: 
     warnings.simplefilter("ignore")  # torch's, of more workers than cores
     try:
         os.sched_setaffinity(0, {core})
-        waits, sums = [], []
-        began = time.process_time()
-        batches = iter(side(rank))
-        used_s = time.process_time() - began
+        waits, sums, used_s = [], [], 0.0
+        starting_s = mp.get_context("fork").Value("d", 0.0)
+
+        def on_worker(_: int) -> None:
+            with starting_s.get_lock():
+                starting_s.value += time.process_time()
+
+        batches = side(rank, on_worker)
         for _ in range(steps):
             barrier.wait(120)
             start, began = time.perf_counter(), time.process_time()
@@ -271,31 +301,47 @@ def rank_of(side: Any, rank: int, steps: int, core: int, barrier: Any, results: 
             time.sleep(PAUSE_S)
         del batches  # ends the loader's workers, whose CPU time counts then
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        results.put({"rank": rank, "waits": waits, "sums": sums, "cpu_s": used_s + children.ru_utime + children.ru_stime})
+        used_s += children.ru_utime + children.ru_stime - starting_s.value
+        results.put({"rank": rank, "waits": waits, "sums": sums, "cpu_s": used_s})
     except BaseException as exc:
         barrier.abort()
         results.put(f"rank {rank}: {type(exc).__name__} {exc}")
 
 
-def conclude(outcome: Outcome, taken: dict[str, Waits], jobs: dict[str, dict[str, Any]]) -> None:
+def in_words(name: str, found: Waits) -> str:
+    """Return one round of one side in a line. Pure."""
+    slowest = " ".join(f"{1e3 * max(ranks):.0f}" for ranks in found.step_s)
+    raw = "".join(f", {count} raw ({reason})" for reason, count in found.raw.items())
+    return f"{name}: steps {slowest} ms, stalls {found.stall_s:.2f} s, CPU {found.cpu_s:.3f} s{raw}"
+
+
+def conclude(outcome: Outcome, taken: dict[str, list[Waits]]) -> None:
     """Fill in figures and table."""
-    ours = (READY, OTHER, LIVE)
-    loaders = {name: waits for name, waits in taken.items() if name not in ours}
     rows: list[list[str]] = []
-    for name, waits in taken.items():
-        if waits.sums != taken[READY].sums:
-            outcome.broken.append(f"{name} and the samples that were prepared beforehand have other values")
-        median = statistics.median(max(ranks) for ranks in waits.step_s)
-        rows.append([WORDS.get(name, name), f"{1e3 * median:.1f}", f"{1e3 * waits.p99_s:.1f}"])
-        rows[-1] += [f"{waits.stall_s:.2f}", f"{waits.cpu_s:.2f}"]
-        outcome.figures |= {f"{name}_p99_s": waits.p99_s, f"{name}_stall_s": waits.stall_s, f"{name}_cpu_s": waits.cpu_s}
-    for ready in ours:
-        outcome.figures[f"{ready}_hit_ratio"] = jobs[ready]["hit_ratio"]
-        prefix = "" if ready == READY else f"{ready}_"
+    first = next(iter(taken.values()))[0]
+    for name, found in taken.items():
+        if any(waits.sums != first.sums for waits in found):
+            outcome.broken.append(f"{name} has other values than {next(iter(taken))}")
+        spreads = [spread([of(waits) for waits in found]) for of in (lambda waits: waits.median_s, *FIGURES.values())]
+        rows.append([WORDS.get(name, name)])
+        for each, (factor, places) in zip(spreads, ((1e3, 0), (1e3, 0), (1, 2), (1, 3)), strict=True):
+            low, middle, high = (f"{factor * value:.{places}f}" for value in (each.low, each.median, each.high))
+            rows[-1].append(f"{middle} ({low}-{high})")
+        for figure, each in zip(FIGURES, spreads[1:], strict=True):
+            outcome.figures[f"{name}_{figure}_s"] = each.median
+        if name in OURS:
+            outcome.figures[f"{name}_raw_samples"] = max(sum(waits.raw.values()) for waits in found)
+    for name in (name for name in OURS if name in taken):
+        prefix = "" if name == READY else f"{name}_"
         for figure, of in FIGURES.items():
-            found = {name: of(taken[ready]) / of(waits) for name, waits in loaders.items()}
-            outcome.figures[f"{prefix}{figure}_vs_loader"] = max(found.values())
-            if ready == READY:
-                outcome.figures |= {f"{figure}_vs_{name}": value for name, value in found.items()}
+            found_s = [of(waits) for waits in taken[name]]
+            versus = {
+                loader: statistics.median(ratios(found_s, [of(waits) for waits in waits_of]))
+                for loader, waits_of in taken.items()
+                if loader not in OURS
+            }
+            outcome.figures |= {f"{prefix}{figure}_vs_{loader}": value for loader, value in versus.items()}
+            if versus:
+                outcome.figures[f"{prefix}{figure}_vs_loader"] = max(versus.values())
     head = ["side", "slowest rank of a step, median, ms", "p99, ms", "waits for the slowest, s", "CPU of readers, s"]
     outcome.sections.append(Section("Eight ranks with a barrier per step", head, rows))
