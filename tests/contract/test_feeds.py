@@ -136,6 +136,7 @@ TABLES = {
     "beyond any file": ({"offset": [0, 10, (1 << 63) - 2]}, "row 2: [9223372036854775806, +10) is no range"),
     "a null": ({"source": ["a", None, "a"]}, "row 1: source is null"),
     "a path upwards": ({"source": ["a", "../a", "a"]}, "row 1: source '../a' is no path in the lake"),
+    "no name": ({"sample_id": ["x", "", "w"]}, "row 1: sample_id '' is no name of a file"),
     "a slash in a name": ({"sample_id": ["x", "y/z", "w"]}, "row 1: sample_id 'y/z' is no name of a file"),
     "one sample in two places": ({"sample_id": ["x", "y", "x"]}, "row 2: sample 'x' lies elsewhere than in a row before"),
     "params that are no JSON": ({"params": ["{}", "{", "{}"]}, "row 1: params '{' is no JSON"),

@@ -35,6 +35,7 @@ NOWHERE = [
     "run7/step_0000012/rank_0003/000017.tar.gz",
     "run7/step_0000012/rank_0003/000017.npy/x",
     "run7/by-id/cat",
+    "run7/by-id/.npy",
     "run7/.raw/.raw/by-id",
     "run7/other",
     "run7//by-id",

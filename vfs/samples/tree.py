@@ -87,8 +87,8 @@ def is_job_name(name: str) -> bool:
 
 
 def is_sample_id(name: str) -> bool:
-    """Return whether a sample may be called so: with an extension it has to stay one path component."""
-    return can_posix_carry(name + "." + 16 * "x")
+    """Return whether a sample may be called so: with an extension it has to stay one path component, "" would be hidden."""
+    return bool(name) and can_posix_carry(name + "." + 16 * "x")
 
 
 def is_extension(name: str) -> bool:
