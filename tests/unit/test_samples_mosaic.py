@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +11,8 @@ from hypothesis import strategies as some
 
 from vfs.errors import InvalidFeed
 from vfs.samples import jobs
-from vfs.samples.feeds import mosaic
-from vfs.samples.jobs import Streaming
+from vfs.samples.feeds import mixing, mosaic
+from vfs.samples.jobs import Stream, Streaming
 
 SHARDS = [7, 5, 9, 4, 8]
 GAVE = {
@@ -28,6 +30,74 @@ GAVE = {
                       [3, 6, 19, 18, 17, 21, 30]],
 }  # fmt: skip
 """What each of four ranks reads, by (algorithm, epoch, samples read before)."""
+STREAMS = [[7, 5], [9], [4, 8]]
+MIXED = [
+    (
+        {"streams": [Stream("a", proportion=1), Stream("b", proportion=2), Stream("c", proportion=4)], "epoch_size": 20},
+        [1, 1, 6, 4, 8],
+        [4, 9, 12, 13, 14, 16, 18, 19, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32],
+    ),
+    (
+        {"streams": [Stream("a", repeat=1.5), Stream("b", choose=4), Stream("c")]},
+        [7, 4, 5, 2, 4, 4, 8],
+        [
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            2,
+            4,
+            5,
+            6,
+            7,
+            8,
+            9,
+            10,
+            11,
+            7,
+            9,
+            12,
+            17,
+            19,
+            20,
+            21,
+            22,
+            23,
+            24,
+            25,
+            26,
+            27,
+            28,
+            29,
+            30,
+            31,
+            32,
+        ],
+    ),
+    ({"epoch_size": 14}, [3, 2, 3, 2, 4], [2, 5, 6, 8, 11, 12, 14, 15, 22, 23, 26, 27, 29, 32]),
+    (
+        {
+            "streams": [Stream("a", choose=5), Stream("b", choose=2), Stream("c", repeat=0)],
+            "sampling_method": "fixed",
+            "shuffle": True,
+        },
+        [3, 2, 2],
+        [0, 3, 5, 9, 10, 12, 13],
+    ),
+    (
+        {
+            "streams": [Stream("a", choose=6), Stream("b", choose=10), Stream("c", choose=7)],
+            "sampling_granularity": 3,
+            "shuffle": True,
+        },
+        [6, 9, 1, 4, 3],
+        [1, 2, 3, 4, 5, 6, 12, 13, 14, 15, 16, 17, 18, 19, 20, 18, 21, 22, 23, 24, 27, 30, 31],
+    ),
+]
+"""Of weighted streams: what is said of them, the units of epoch 2 and its samples, as the library gave them (seed 17)."""
 
 
 def read(streaming: Streaming, sizes: list[int], epoch: int, first: int = 0) -> list[list[int]]:
@@ -52,6 +122,28 @@ def test_samples_are_repeated_where_the_world_does_not_divide_them_as_the_librar
         [0, 4, 8, 12, 15], [2, 6, 10, 14, 14], [16, 20, 24, 28, 32], [18, 22, 26, 30, 30],
         [1, 5, 9, 13, 15], [3, 7, 11, 15, 15], [17, 21, 25, 29, 31], [19, 23, 27, 31, 31],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "units", "numbers"), MIXED, ids=["proportion", "repeat and choose", "epoch_size", "fixed", "granularity"]
+)
+def test_an_epoch_of_weighted_streams_has_the_samples_that_the_library_gives_it(
+    said: dict[str, Any], units: list[int], numbers: list[int]
+) -> None:
+    found = mixing.mixed(weighted(**said), STREAMS, 2)
+    assert found.units == units
+    assert found.numbers is not None and found.numbers.tolist() == numbers
+
+
+def test_streams_that_are_read_once_each_are_one_data_set() -> None:
+    streaming = weighted(streams=[Stream("a"), Stream("b", repeat=1), Stream("c", choose=12)], shuffle=True)
+    found = mixing.mixed(streaming, STREAMS, 2)
+    assert found.numbers is None and found.units == [7, 5, 9, 4, 8]
+    assert mosaic.order(streaming, STREAMS, 2).tolist() == mosaic.shuffled(streaming, [7, 5, 9, 4, 8], 2).tolist()
+
+
+def weighted(**said: Any) -> Streaming:
+    return Streaming(ranks_per_node=1, batch_size=1, shuffle_seed=17, **said)
 
 
 @given(
@@ -103,3 +195,22 @@ def test_world_for_which_there_is_no_order_says_why(changed: dict[str, int], sai
 def test_document_that_gives_no_order_or_two_is_refused(feed: str, said: str) -> None:
     with pytest.raises(InvalidFeed, match=said):
         jobs.parse(f'[feed]\nkind = "mds"\npath = "index.json"\n{feed}', "run.toml", "run")
+
+
+@pytest.mark.parametrize(
+    ("path", "streaming", "said"),
+    [
+        ('path = "index.json"', 'streams = [{ path = "a" }]', "needs path, or else"),
+        ("", "", "needs path, or else"),
+        ("", 'streams = [{ path = "a", repeat = 2.0, choose = 3 }]', "row 0: has more than one"),
+        ("", 'streams = [{ path = "a" }, { path = "b", choose = -1 }]', "row 1: has more than one .* or a negative one"),
+        ("", 'streams = [{ path = "a", proportion = 1.0 }, { path = "b" }]', "in part"),
+        ("", 'streams = [{ path = "a", proportion = 0.0 }]', "or all 0"),
+        ("", 'streams = [{ path = "a", repeat = 2.0 }]\nepoch_size = 9', "beside epoch_size"),
+        ("", 'streams = [{ path = "a" }]\nsampling_granularity = 0', "sampling_granularity.* is less than 1"),
+    ],
+)
+def test_streams_whose_weights_say_nothing_or_two_things_are_refused(path: str, streaming: str, said: str) -> None:
+    document = f'[feed]\nkind = "mds"\n{path}\n[feed.streaming]\nranks_per_node = 1\nbatch_size = 1\n{streaming}'
+    with pytest.raises(InvalidFeed, match=said):
+        jobs.parse(document, "run.toml", "run")

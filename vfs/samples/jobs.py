@@ -102,12 +102,31 @@ class IndicesSource(_Document, frozen=True, tag_field="kind", tag="indices"):
     index_dtype: Dtype = "uint32"
 
 
+class Stream(_Document, frozen=True):
+    """One stream of a `StreamingDataset`; at most one of its weights is given.
+
+    Attributes:
+        path: of its `index.json`.
+        proportion: of the epoch, against those of all other streams.
+        repeat: how often an epoch has each of its samples.
+        choose: how many of its samples an epoch has.
+    """
+
+    path: str
+    proportion: float | None = None
+    repeat: float | None = None
+    choose: int | None = None
+
+
 class Streaming(_Document, frozen=True):
-    """What decides the order of a `StreamingDataset` of one stream, in its words; defaults are its own.
+    """What decides the order of a `StreamingDataset`, in its words; defaults are its own.
 
     Attributes:
         ranks_per_node, nodes: of the world.
         batch_size: of one rank.
+        streams: in their order; none: the one of the feed's `path`.
+        epoch_size: samples of an epoch; 0: what the streams give.
+        sampling_method, sampling_granularity: of streams that an epoch has in part.
         shuffle_block_size, num_canonical_nodes: 0: as the library has it where none is given.
         drop_last: as the DataLoader has it.
         epoch, sample_in_epoch: where step 0 is, as the `state_dict` says that a job goes on from.
@@ -126,19 +145,23 @@ class Streaming(_Document, frozen=True):
     epoch: int = 0
     sample_in_epoch: int = 0
     epochs: int = 1
+    streams: list[Stream] = []
+    epoch_size: int = 0
+    sampling_method: Literal["balanced", "fixed"] = "balanced"
+    sampling_granularity: int = 1
 
 
 class MdsSource(_Document, frozen=True, tag_field="kind", tag="mds"):
     """Shards of MosaicML Streaming.
 
     Attributes:
-        path: of `index.json`.
+        path: of `index.json`; "": of those that `streaming.streams` names.
         batches, order: who reads what, and the file of sample numbers (.npy); "": as the shards have them.
         streaming: in place of both, the order that the library itself computes.
         column: whose bytes are the sample; "": the whole encoded sample.
     """
 
-    path: str
+    path: str = ""
     batches: Batches | None = None
     order: str = ""
     streaming: Streaming | None = None
@@ -265,14 +288,33 @@ def _check_mds(feed: MdsSource, file: str) -> None:
     streaming = feed.streaming
     if (feed.batches is None) == (streaming is None) or (streaming is not None and feed.order):
         raise InvalidFeed(f"{file}: feed", "needs batches, and order if there is one, or else streaming alone")
+    if bool(feed.path) == bool(streaming is not None and streaming.streams):
+        raise InvalidFeed(f"{file}: feed", "needs path, or else streaming.streams, each with a path")
     if streaming is None:
         return
     for key, least in (("ranks_per_node", 1), ("batch_size", 1), ("nodes", 1), ("epochs", 1), ("epoch", 0),
-                       ("sample_in_epoch", 0), ("shuffle_seed", 0), ("num_canonical_nodes", 0)):  # fmt: skip
+                       ("sample_in_epoch", 0), ("shuffle_seed", 0), ("num_canonical_nodes", 0), ("epoch_size", 0),
+                       ("sampling_granularity", 1)):  # fmt: skip
         if getattr(streaming, key) < least:
             raise InvalidFeed(f"{file}: feed.streaming.{key}", f"is less than {least}")
     if streaming.shuffle_block_size < 0 or streaming.shuffle_block_size == 1:
         raise InvalidFeed(f"{file}: feed.streaming.shuffle_block_size", "is less than 2 and not 0")
+    _check_weights(streaming, f"{file}: feed.streaming.streams")
+
+
+def _check_weights(streaming: Streaming, where: str) -> None:
+    weights = [
+        [(key, value) for key in ("proportion", "repeat", "choose") if (value := getattr(stream, key)) is not None]
+        for stream in streaming.streams
+    ]
+    for row, given in enumerate(weights):
+        if len(given) > 1 or any(value < 0 for _, value in given):
+            raise InvalidFeed(f"{where}: row {row}", "has more than one of proportion, repeat and choose, or a negative one")
+    proportions = [value for given in weights for key, value in given if key == "proportion"]
+    if proportions and (len(proportions) < len(weights) or not sum(proportions)):
+        raise InvalidFeed(where, "have proportions in part, or all 0: all have one, or none has")
+    if streaming.epoch_size and not proportions and any(weights):
+        raise InvalidFeed(where, "have repeat or choose, which give an epoch its size, beside epoch_size")
 
 
 def lake_path(path: str, directory: LakePath) -> LakePath:

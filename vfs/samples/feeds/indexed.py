@@ -12,12 +12,15 @@ import xxhash
 from vfs.errors import InvalidFeed
 from vfs.model import Entry, LakePath
 from vfs.samples.feeds import batches as batching
-from vfs.samples.feeds import mosaic
+from vfs.samples.feeds import mixing, mosaic
 from vfs.samples.feeds.numbers import NumberFile, Numbers
 from vfs.samples.feeds.protocol import Found
 from vfs.samples.jobs import Batches, Job, Streaming, filler, seed_of
 from vfs.samples.loading import LoadCache
 from vfs.samples.model import Sample
+
+_EPOCH_MAX = 1 << 30
+"""Samples of an epoch that a loader computes: shuffling takes 20 bytes for each."""
 
 
 class Bytes(Protocol):
@@ -97,8 +100,9 @@ class MosaicOrder:
         world_size, steps, files, count: as `Order`.
     """
 
-    def __init__(self, streaming: Streaming, shard_sizes: Sequence[int]) -> None:
-        self.count = sum(shard_sizes)
+    def __init__(self, streaming: Streaming, streams: Sequence[mixing.Shards]) -> None:
+        chosen = mixing.chosen(streaming, streams)
+        self.count = sum(chosen)
         first = mosaic.partition(streaming, self.count, streaming.sample_in_epoch)
         whole = mosaic.partition(streaming, self.count)
         counts = [mosaic.batch_count(streaming, each.per_rank) for each in (first, whole)]
@@ -106,22 +110,26 @@ class MosaicOrder:
         self.steps = range(counts[0] + (streaming.epochs - 1) * counts[1])
         self.files: Sequence[tuple[LakePath, Entry]] = ()
         self._streaming = streaming
-        self._sizes = shard_sizes
+        self._streams = streams
+        self._is_plain = not streaming.shuffle and chosen == [sum(shards) for shards in streams]
         self._first, self._whole = first, whole
         self._first_count, self._whole_count = counts
         self._shuffled: LoadCache[int, Numbers] = LoadCache(self._shuffle, kept=2)
 
     @classmethod
-    def open(cls, streaming: Streaming, shard_sizes: Sequence[int], path: LakePath) -> MosaicOrder:
-        """Return the order of these shards.
+    def open(cls, streaming: Streaming, streams: Sequence[mixing.Shards], path: LakePath) -> MosaicOrder:
+        """Return the order of these streams.
 
         Raises:
             InvalidFeed: the world and the samples give none.
         """
+        count = sum(mixing.chosen(streaming, streams))
+        if count > _EPOCH_MAX:
+            raise InvalidFeed(path, f"an epoch has {count} samples, more than {_EPOCH_MAX}")
         for first in (0, streaming.sample_in_epoch):
-            if why_not := mosaic.partition(streaming, sum(shard_sizes), first).why_not():
+            if why_not := mosaic.partition(streaming, count, first).why_not():
                 raise InvalidFeed(path, why_not)
-        return cls(streaming, shard_sizes)
+        return cls(streaming, streams)
 
     async def numbers(self, step: int, rank: int) -> tuple[Numbers, Numbers]:
         """Return samples and epochs."""
@@ -130,13 +138,14 @@ class MosaicOrder:
         epoch = self._streaming.epoch + 1 + later
         size = self._streaming.batch_size
         places = part.places(rank, batch * size, min(part.per_rank, (batch + 1) * size))
-        if self._streaming.shuffle:
+        if not self._is_plain:
             places = (await self._shuffled.get(epoch))[places].astype(np.int64)
         return places, np.full(len(places), epoch, np.int64)
 
     async def _shuffle(self, epoch: int) -> Numbers:
-        order = await asyncio.to_thread(mosaic.shuffled, self._streaming, self._sizes, epoch)
-        return order.astype(np.min_scalar_type(len(order)), copy=False)  # half the memory, or less
+        order = await asyncio.to_thread(mosaic.order, self._streaming, self._streams, epoch)
+        samples = sum(map(sum, self._streams))
+        return order.astype(np.min_scalar_type(samples), copy=False)  # half the memory, or less
 
 
 class IndexedFeed:

@@ -40,9 +40,11 @@ async def open_feed(lake: Lake, job: jobs.Job, directory: LakePath) -> Feed:
             chunks = await Chunks.open(lake, files, feed.dtype, feed.chunk_tokens)
             return IndexedFeed(job, BatchedOrder(feed.batches, order, chunks.count), chunks)
         case jobs.MdsSource():
-            mds = await Mds.open(lake, path, feed.column)
+            streams = feed.streaming.streams if feed.streaming is not None else ()
+            files = [jobs.lake_path(stream.path, directory) for stream in streams] or [path]
+            mds = await Mds.open(lake, files, feed.column)
             if feed.streaming is not None:
-                return IndexedFeed(job, MosaicOrder.open(feed.streaming, mds.shard_sizes, path), mds)
+                return IndexedFeed(job, MosaicOrder.open(feed.streaming, mds.streams, files[0]), mds)
             assert feed.batches is not None, "the document was checked"
             return IndexedFeed(job, BatchedOrder(feed.batches, await _order(lake, feed.order, directory), mds.count), mds)
         case jobs.TarSource():

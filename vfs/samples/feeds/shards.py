@@ -128,34 +128,48 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class Mds:
-    """The shards that an `index.json` names.
+    """The shards that one `index.json` names, or several do: one for each stream.
 
     Attributes:
         count, entries: as `Bytes`.
-        shard_sizes: samples of each shard.
+        streams: samples of each shard, by stream.
 
     Invariant: shards in `_counted` hold as many samples as `index.json` says; their version is pinned.
     """
 
     def __init__(
-        self, lake: Lake, shards: list[tuple[_Shard, LakePath, Entry]], index: tuple[LakePath, Entry], column: str
+        self,
+        lake: Lake,
+        streams: list[list[tuple[_Shard, LakePath, Entry]]],
+        indices: list[tuple[LakePath, Entry]],
+        column: str,
     ) -> None:
         self._lake = lake
-        self._shards = shards
+        self._shards = [shard for shards in streams for shard in shards]
         self._column = column
         self._counted: set[int] = set()
-        self.shard_sizes = [shard.samples for shard, _, _ in shards]
-        self._ends = np.cumsum(self.shard_sizes)
+        self.streams = [[shard.samples for shard, _, _ in shards] for shards in streams]
+        self._ends = np.cumsum([shard.samples for shard, _, _ in self._shards])
         self.count = int(self._ends[-1])
-        self.entries: Sequence[tuple[LakePath, Entry]] = [index, *((path, entry) for _, path, entry in shards)]
+        self.entries: Sequence[tuple[LakePath, Entry]] = [*indices, *((path, entry) for _, path, entry in self._shards)]
 
     @classmethod
-    async def open(cls, lake: Lake, file: LakePath, column: str) -> Mds:
-        """Return the samples of an `index.json`.
+    async def open(cls, lake: Lake, files: Sequence[LakePath], column: str) -> Mds:
+        """Return the samples of the `index.json` of each stream, numbered through.
 
         Raises:
-            InvalidFeed: it can't be used, or a shard is missing, compressed, or of another size than it says.
+            InvalidFeed: one can't be used, or a shard is missing, compressed, or of another size than it says.
         """
+        found = [await cls._stream(lake, file, column) for file in files]
+        return cls(
+            lake,
+            [shards for _, shards in found],
+            [(file, entry) for file, (entry, _) in zip(files, found, strict=True)],
+            column,
+        )
+
+    @staticmethod
+    async def _stream(lake: Lake, file: LakePath, column: str) -> tuple[Entry, list[tuple[_Shard, LakePath, Entry]]]:
         entry = await file_entry(lake, file)
         index = await json_file(lake, file, entry, _Index, bytes_max=_INDEX_BYTES_MAX, refusal="is no index.json")
         if index.version != 2 or not index.shards:
@@ -176,7 +190,7 @@ class Mds:
             if len(shard.column_names) != len(shard.column_sizes):
                 raise InvalidFeed(file, f"row {row}: has {len(shard.column_sizes)} sizes of columns")
             shards.append((shard, path, found))
-        return cls(lake, shards, (file, entry), column)
+        return entry, shards
 
     async def find(self, numbers: Numbers) -> Sequence[Found]:
         """Return where each sample lies, from its shard's table of offsets."""
