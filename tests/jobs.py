@@ -33,7 +33,7 @@ from vfs.samples import wire
 from vfs.samples.model import Form
 
 STAND_IN = [sys.executable, "-P", str(Path(__file__).parent / "mount" / "stand_in.py")]
-CONFIG = DISK + "[samples]\n"
+CONFIG = DISK + '[samples]\npush = "4MiB"\n'
 MTIME_NS = 1_700_000_000_000_000_000
 
 

@@ -118,6 +118,14 @@ def test_each_placing_of_a_rank_is_entered_once_and_in_order(lake: JobsLake) -> 
 
 
 @without_open
+def test_placed_sample_of_several_pieces_costs_no_read(lake: JobsLake) -> None:
+    directory, contents = fill(lake, "pieces", 2, size=(3 << 20) + 777)
+    placed(lake, directory, len(contents))
+    asked = lake.count(lambda: read_all(lake.jobs / directory, contents))
+    assert asked.get("read", 0) <= RECLAIMED
+
+
+@without_open
 def test_samples_placed_by_name_cost_no_request(lake: JobsLake) -> None:
     for index in range(20):
         lake.samples.put(f"named/by-id/sample{index}.npy", b"%d" % index * 1000)

@@ -25,7 +25,7 @@ def fill(lake: JobsLake) -> dict[str, bytes]:
     for rank in (0, 1):
         directory = f"run7/step_0000001/rank_{rank:04d}"
         for slot in range(30):
-            size = 3_000_000 + slot if slot % 10 == 0 else rng.randrange(1, 200_000)
+            size = 5_000_000 + slot if slot % 10 == 0 else rng.randrange(1, 200_000)
             contents[f"{directory}/{slot:06d}.npy"] = rng.randbytes(size)
     for path, content in contents.items():
         lake.samples.put(path, content)

@@ -259,7 +259,7 @@ class Samples(TlsFiles, frozen=True):
         keys: public keys that these have to be signed with.
     """
 
-    push: Bytes = Bytes(1 << 20)
+    push: Bytes = Bytes(64 << 20)
     declarations: list[str] = []
     directory: str = ""
     size: Bytes = Bytes(10 << 30)

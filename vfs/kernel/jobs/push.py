@@ -34,6 +34,8 @@ _WALK_S = 10.0
 """For one directory: a primer that takes longer waits for something that does not come, and is given up."""
 
 
+_PIECE_BYTES = 1 << 20
+"""Of a content, at a time: whole pages, and what is held of it."""
 _TOLD_S = 10.0
 """A new agent tells what is in its directory of samples at once; a schedule may have to be opened for it."""
 
@@ -170,10 +172,12 @@ class Pusher:
         for ino, node in known:
             try:
                 with open(node.file, "rb", buffering=0) as file:
-                    content = file.read(node.size + 1)
-                if len(content) == node.size:
-                    os.writev(self._fuse_fd, [header(ino, 0, len(content)), content])
-                    pushed.append(node.size)
+                    if os.fstat(file.fileno()).st_size != node.size:
+                        continue
+                    for offset in range(0, node.size, _PIECE_BYTES):
+                        piece = os.pread(file.fileno(), _PIECE_BYTES, offset)
+                        os.writev(self._fuse_fd, [header(ino, offset, len(piece)), piece])
+                pushed.append(node.size)
             except OSError as exc:  # forgotten or dropped meanwhile
                 log.debug("%s is not pushed: %s", node.path, exc)
         return pushed
