@@ -50,6 +50,8 @@ READY, LIVE, OTHER = OURS = "ready", "live", "other"
 """Prepared beforehand, by a node on the other core meanwhile, by one on another machine meanwhile."""
 CORES, AHEAD = 8, 4
 """Of the other machine; steps that the nodes prepare ahead."""
+ONE_CORE = "cpu = 0\nprocesses = 1"
+"""Of the node here: its operators run in time that nothing else wants, as by default, but whatever the readers do."""
 WORDS = {
     READY: "ready: prepared beforehand",
     OTHER: f"other: by a node of {CORES} cores meanwhile",
@@ -138,7 +140,7 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         second_machine.make(base / "made", [(raw, canonical(row["params"]), row["seed"]) for raw, row in raws], operator)
         os.sched_setaffinity(0, {cores[0]})
         (base / OTHER).mkdir()
-        here = stack.enter_context(node(base, base / "lake", NO_LOAD))
+        here = stack.enter_context(node(base, base / "lake", ONE_CORE))
         there = stack.enter_context(node(base / OTHER, base / "lake", NO_LOAD, partial(elsewhere, base / "made")))
         os.sched_setaffinity(0, cores)
         nodes = {READY: (here.url, steps), LIVE: (here.url, AHEAD), OTHER: (there.url, AHEAD)}
