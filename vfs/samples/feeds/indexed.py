@@ -128,7 +128,7 @@ class MosaicOrder:
             raise InvalidFeed(path, f"an epoch has {count} samples, more than {_EPOCH_MAX}")
         for first in (0, streaming.sample_in_epoch):
             if why_not := mosaic.partition(streaming, count, first).why_not():
-                raise InvalidFeed(path, why_not)
+                raise InvalidFeed(path, why_not, "another order can be recorded: `order`, a .npy file, with batches")
         return cls(streaming, streams)
 
     async def numbers(self, step: int, rank: int) -> tuple[Numbers, Numbers]:
