@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,23 @@ async def test_second_lookup_in_a_directory_lists_it_and_the_rest_cost_nothing(w
         assert found is not None
         assert found.name == str(index)
     assert world.site.calls == {"stat": 1, "list": 1}
+
+
+async def test_a_commit_marker_that_a_listing_shows_is_not_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(world.clock.wall_ns())
+    monkeypatch.setattr(world.clock, "wall_ns", lambda: next(ticks))
+    put(world, "d/.metadata", "d/__0_0.distcp")
+    listing = asyncio.create_task(world.metadata.list(LakePath("d"), 0, 0))
+    await asyncio.sleep(0)
+    for name in (".metadata", "__0_0.distcp", ".metadata"):
+        found = await world.metadata.stat(LakePath(f"d/{name}"))
+        assert found is not None and found.name == name
+    await listing
+    assert world.site.calls == {"list": 1}
+    await world.metadata.stat(LakePath("d/__1_0.distcp"))  # it may have come after that listing was begun
+    assert world.site.calls == {"list": 1, "stat": 1}
 
 
 async def test_absent_name_in_a_listed_directory_costs_nothing(world: World) -> None:

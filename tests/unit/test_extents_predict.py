@@ -388,6 +388,26 @@ def test_a_dcp_load_is_followed_in_the_order_of_names_from_the_first_read() -> N
     ]
 
 
+def test_what_spills_beyond_the_ends_of_a_dcp_file_is_not_taken_for_the_order_of_the_file() -> None:
+    names_of = [f"layers.{layer}.{name}" for layer in range(24) for name in ("up", "q", "o", "down")]
+    layout = build("dcp", 96 * MIB, (0, 0), [(name, place * MIB, MIB) for place, name in enumerate(names_of)])
+    prediction = Prediction(layout, knobs=KNOBS)
+    for name in sorted(names_of)[:40]:  # as torch does: the end first, beyond which the kernel reads
+        start = names_of.index(name) * MIB
+        prediction.read(start + MIB - 64 * KIB, 64 * KIB + 512 * KIB)
+        prediction.read(start, MIB - 64 * KIB)
+        assert prediction.explain()["order"] == "name"
+
+
+def test_along_with_a_member_without_a_layer_come_those_behind_it_that_are_cheap_next_to_it() -> None:
+    layout = checkpoint()
+    members = {member.name: member for member in layout}
+    found = Prediction(layout, knobs=KNOBS).read(members["embed"].offset, 2 * MIB)
+    beyond = [(offset, length) for offset, length in found if offset >= members["embed"].end]
+    assert covered(layout, beyond[0]) == "model.layers.0.attn.k"
+    assert 0 < sum(length for _, length in beyond) <= members["embed"].length // 10
+
+
 def test_a_member_at_the_begin_of_a_file_is_wanted_at_its_first_read() -> None:
     layout = build("dcp", 49 * MIB, (0, 0), [("embed", 0, 48 * MIB), ("norm", 48 * MIB, MIB)])
     evidence = Evidence(layout, around_bytes=READ_AHEAD, ahead_bytes=5 * READ_AHEAD)

@@ -43,6 +43,16 @@ def test_one_read_predicts_nothing_and_the_second_as_much_as_was_read() -> None:
     assert ahead.read(MIB, MIB) == [(2 * MIB, MIB)]
 
 
+def test_a_read_of_the_first_half_of_a_file_brings_the_rest() -> None:
+    assert readahead(size=256 * KIB).read(0, 128 * KIB) == [(0, 256 * KIB)]
+    assert readahead(size=156_256).read(0, 128 * KIB) == [(0, 156_256)]
+
+
+@pytest.mark.parametrize("read", [(0, 64 * KIB), (128 * KIB, 128 * KIB)], ids=["less than half", "the second half"])
+def test_another_read_of_a_small_file_brings_itself_alone(read: tuple[int, int]) -> None:
+    assert readahead(size=256 * KIB).read(*read) == []
+
+
 def test_the_window_doubles_up_to_its_limit_and_never_beyond_what_was_read() -> None:
     ahead = readahead(window_max=8 * MIB)
     windows = []

@@ -34,15 +34,24 @@ _PRIOR = {Order.OFFSET: 0.04, Order.NAME: 0.03, Order.LAYER: 0.02, Order.PATTERN
 """Which order is believed as long as the reads fit several."""
 _PLANNED_PRIOR = 2.0
 """Of the order of names in DCP files: torch sorts the names of what it loads (2.13, state_dict_loader.py), in one process."""
+_PLANNED_AGAINST = 0.25
+"""What a step counts there for another order: torch reads the end of a tensor first, and what spills beyond it into the next
+one looks like the order of the file."""
 
 
 class _Line(NamedTuple):
-    """One order, followed in one direction; `order` is None for the one that was learned."""
+    """One order, followed in one direction.
+
+    Attributes:
+        order: None for the one that was learned.
+        weight: of what speaks for it.
+    """
 
     order: Order | None
     step: int
     members: Sequence[int]
     rank: Sequence[int]
+    weight: float = 1.0
 
 
 class Follow:
@@ -61,19 +70,23 @@ class Follow:
         self._reach = max(2, min(_REACH_MAX, size // 64))
         self._lines: list[_Line] = []
         self._scores: list[float] = []
+        planned = Order.NAME if patterns.layout.format == "dcp" else None
         for order in Order:
             members, rank = patterns.sequence(order)
-            is_planned = order is Order.NAME and patterns.layout.format == "dcp"
-            self._add(order, 1, members, rank, _PLANNED_PRIOR if is_planned else _PRIOR[order])
-            self._add(order, -1, members, rank, _PRIOR[order] / 10)
+            weight = 1.0 if planned is None else _PLANNED_AGAINST
+            if order is planned:
+                self._add(_Line(order, 1, members, rank), _PLANNED_PRIOR)
+            else:
+                self._add(_Line(order, 1, members, rank, weight), _PRIOR[order])
+            self._add(_Line(order, -1, members, rank, weight), _PRIOR[order] / 10)
         self._best = 0
         self._taught: Sequence[int] = ()
         self._continued = 0
         self.jumps: deque[bool] = deque(maxlen=48)
         self.previous: int | None = None
 
-    def _add(self, order: Order | None, step: int, members: Sequence[int], rank: Sequence[int], prior: float) -> None:
-        self._lines.append(_Line(order, step, members, rank))
+    def _add(self, line: _Line, prior: float) -> None:
+        self._lines.append(line)
         self._scores.append(prior)
 
     def teach(self, members: list[int]) -> None:
@@ -85,7 +98,7 @@ class Follow:
         if self._lines[-1].order is None:
             self._lines[-1] = _Line(None, 1, members, rank)
         else:
-            self._add(None, 1, members, rank, 1.0)
+            self._add(_Line(None, 1, members, rank), 1.0)
         self._best = max(range(len(self._scores)), key=self._scores.__getitem__)
 
     @property
@@ -131,7 +144,8 @@ class Follow:
         if self._recent:
             ages = {each: age for age, each in enumerate(reversed(self._recent), 1)}
             points = [self._points(line, member, ages, believed) for line in self._lines]
-            self._scores = [score * _DECAY + point for score, point in zip(self._scores, points, strict=True)]
+            scored = zip(self._lines, self._scores, points, strict=True)
+            self._scores = [score * _DECAY + line.weight * point for line, score, point in scored]
             self._best = max(range(len(self._scores)), key=self._scores.__getitem__)
             explained = points[self._best] > 0
             if jumped and (explained or not is_first):

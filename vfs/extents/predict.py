@@ -56,6 +56,8 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
         suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted: all biases.
         suspicion_beside_bytes: for what else the block of one layer has, if more: the first q, v and o come with the first k,
             three round trips earlier. 8 MiB pass in less than one at 1 Gbit/s.
+        suspicion_behind: of a member that has no layer, fetched of what comes behind it, if more: an embedding takes the line
+            half a second in which nothing shows what else is wanted.
         limit_bytes: handed out and not yet read, where the caller names no other.
         misses_max: members of a pattern that come due unread, in a row, before the pattern is given up.
         unread_max: bytes never read per byte that was, beyond which the prediction gives up, once `judged_bytes` are due.
@@ -65,6 +67,7 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
     ahead_bytes: int = 512 << 10
     suspicion: float = 0.06
     suspicion_beside_bytes: int = 8 << 20
+    suspicion_behind: float = 0.1
     limit_bytes: int = 256 << 20
     misses_max: int = 3
     unread_max: float = 0.5
@@ -112,7 +115,7 @@ class Prediction:
         self._due: deque[tuple[int, int]] = deque()  # (observations by which it should be read, member)
         self._waits: dict[int, int] = {}
         self._begun: set[int] = set()  # members that came due while they were being read
-        self._current: deque[int] = deque()  # wanted members that are not handed out to their end
+        self._current: deque[int] = deque()  # wanted members, and what goes along, not handed out to their end
         self._urgent: deque[int] = deque()  # before the queue: on suspicion, or what was cut
         self._queue: Iterator[int] = iter(())
         self._is_drained = False
@@ -306,6 +309,8 @@ class Prediction:
         self._measure_margins(member)
         turned = is_end and self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
         self._current.append(member)
+        if is_new and not self.patterns.numbers[member]:
+            self._take_along(member)
         if is_new:
             for relative in self.patterns.relatives(pattern):
                 self._suspect(relative, beside=member)
@@ -349,6 +354,15 @@ class Prediction:
                         self._suspicion_bytes += cost
                         self._urgent.append(member)
                     break
+
+    def _take_along(self, lone: int) -> None:
+        """Fetch the members that follow one without a layer, as far as they are cheap next to it."""
+        room = int(self._knobs.suspicion_behind * self.layout.lengths[lone])
+        for member in self._follow.ahead({*range(len(self.patterns))}):
+            room -= self._cost(member, member)
+            if room < 0:
+                return
+            self._current.append(member)  # it is no matter of trust: this one alone may fill the window
 
     def _cost(self, first: int, last: int) -> int:
         """Return the bytes to fetch from one member to another one, without those that were asked for already."""

@@ -5,7 +5,8 @@ Pure: no I/O, no clock. Works for any source of bytes; knows nothing of formats.
 A *run* is reads that follow each other without a hole; a *stream* is one reader's runs, at a constant distance if there is
 more than one. A read continues the run that it lies closest behind, else the stream whose distance leads to it; what
 continues none begins a stream. A run is believed from its second read on and never fetched further ahead than it has read so
-far, so that a wrong guess costs no more than what was asked for. Runs that end show how long runs are: when two of the last
+far, so that a wrong guess costs no more than what was asked for; one that begins with the file and has read half of it is
+believed at once. Runs that end show how long runs are: when two of the last
 were alike, the next one is fetched to that length at its first read, and not beyond. A handle whose prefetches are not read
 is left alone from then on.
 """
@@ -237,6 +238,8 @@ class Readahead:
 
     def _sequential(self, stream: _Stream) -> list[tuple[int, int]]:
         usual, done = self._usual_run(), stream.end - stream.start
+        if not stream.start and self._size - done <= done:
+            usual = self._size
         if done < usual:  # runs are alike: to the end of this one, and not beyond
             stream.window = usual - done
         elif done <= usual + usual // _ALIKE or stream.reads < 2:

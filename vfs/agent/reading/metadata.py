@@ -117,6 +117,8 @@ class Metadata:
         believed_s = self._believed_s(parent, path)
         if not believed_s:
             return await self._stat(point, path, must=True)  # not shared: one that was asked before us may say less
+        if (listed := self._listed(parent, path, believed_s)) is not None:
+            return listed
         is_step = _names_a_step(path) and self._catalog.known(path) is None
         if is_step and path not in self._runs:
             self._spawn(self._list_quietly(path))  # who asks for it lists it next: one round trip for both
@@ -132,6 +134,14 @@ class Metadata:
             mine = self._stats[path] = self._clock.wall_ns(), under_way
             under_way.add_done_callback(lambda _: self._stats.get(path) is mine and self._stats.pop(path))
         return await asyncio.shield(under_way)
+
+    def _listed(self, parent: LakePath, path: LakePath, believed_s: float) -> Entry | None:
+        """Return the entry that the last listing of the directory has of a path, if that may be believed still."""
+        known, listing = self._catalog.known(path), self._catalog.listing(parent)
+        if known is None or listing is None or known.generation != listing.generation:
+            return None
+        is_doubted = known.seen_ns <= self._catalog.doubted_ns(path)
+        return None if is_doubted or self._clock.wall_ns() - known.seen_ns >= believed_s * 1e9 else known.entry
 
     async def _list_quietly(self, path: LakePath) -> None:
         with contextlib.suppress(ForemountError):
@@ -272,7 +282,10 @@ class Metadata:
         known, listing = self._catalog.known(path), self._catalog.listing(parent)
         if listing is None or listing.generation != listed.generation:
             return False, None  # replaced before we had our turn: its silence says nothing any more
-        if listing.begun_ns <= self._catalog.doubted_ns(parent):
+        doubted_ns = self._catalog.doubted_ns(parent)
+        if known is not None and known.generation == listed.generation and known.seen_ns > doubted_ns:
+            return True, known.entry  # seen with the marker that gave rise to the doubt, or after it
+        if listing.begun_ns <= doubted_ns:
             return False, None
         if known is not None and (known.generation == listed.generation or known.seen_ns >= listing.begun_ns):
             return True, known.entry
