@@ -85,6 +85,8 @@ def _run(name: str, words: list[str], scale: float, say: Callable[[str], None]) 
             for mbit in (1000, 10_000):
                 origin.shape(rtt_ms=RTT_MS, mbit=mbit)
                 _measure(base, origin, mbit, step1, words, outcome, say)
+            if not words:
+                _measure_plain(base, origin, 10_000, step1, outcome, say)
             origin.shape(rtt_ms=RTT_MS, mbit=1000)
             if not words:
                 _measure_dcp(base, origin, scale, outcome, say)
@@ -132,6 +134,24 @@ def _measure(
         )
     columns = ["", "time (range)", "limit", "time/limit", "wanted", "crossed/wanted", "requests"]
     outcome.sections.append(Section(f"{mbit} Mbit/s, {RTT_MS:.0f} ms", columns, rows))
+
+
+def _measure_plain(
+    base: Path, origin: WanOrigin, mbit: int, source: Path, outcome: Outcome, say: Callable[[str], None]
+) -> None:
+    """Fetch the files onto the disk with aiohttp alone and read them there: what this machine does without a mount."""
+    say(f"aiohttp alone, {mbit} Mbit/s")
+    argv = [sys.executable, "-m", "tests.bench.fetch_plain"]
+    for file in sorted(source.iterdir()):
+        argv += [f"{origin.url}/{source.name}/{file.name}", str(file.stat().st_size)]
+    with tempfile.TemporaryDirectory(dir=base) as target:
+        said = subprocess.run([*argv, "--into", target], capture_output=True, text=True, check=True, timeout=600)
+        fetched, found = json.loads(said.stdout), read_tensors(Path(target), [])
+    limit, seconds = limit_s(found["bytes"], mbit), fetched["seconds"] + found["seconds"]
+    outcome.figures[f"plain_time_vs_limit_{mbit // 1000}g"] = seconds / limit
+    row = [f"{fetched['seconds']:.2f} s", f"{fetched['cpu_s']:.2f} s", f"{found['seconds']:.2f} s", f"{seconds / limit:.2f}"]
+    columns = ["fetched", "CPU of it", "read from the disk", "both/limit"]
+    outcome.sections.append(Section(f"aiohttp alone, {mbit} Mbit/s, {RTT_MS:.0f} ms", columns, [row]))
 
 
 def _measure_dcp(base: Path, origin: WanOrigin, scale: float, outcome: Outcome, say: Callable[[str], None]) -> None:

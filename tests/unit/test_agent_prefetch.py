@@ -302,6 +302,23 @@ async def test_the_next_shard_is_fetched_before_it_is_opened_as_far_as_it_is_wan
         at.objects.close(key)
 
 
+async def test_the_end_of_a_long_tensor_is_asked_for_before_what_lies_between(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        body, places = safetensors(2, 12 * MIB)
+        at.put("a.safetensors", padded(body, 4096 - places[0][0] + len(body)))
+        start, end = 4096 + 12 * MIB, 4096 + 24 * MIB
+        key = await at.open("a.safetensors")
+        await at.settled()
+        before = len(at.far.reads)
+        at.prefetcher.reads(key, [(start, 128 << 10)])
+        await at.settled()
+        asked = [(offset, offset + length) for _, offset, length in at.far.reads[before:]]
+        assert asked[0] == ((end - (256 << 10)) // BLOCK * BLOCK, end)
+        assert min(asked)[0] == start // BLOCK * BLOCK
+        assert sum(stop - start for start, stop in asked) == end - start // BLOCK * BLOCK  # nothing twice
+        at.objects.close(key)
+
+
 async def test_what_is_known_to_be_wanted_goes_on_being_fetched_though_nobody_reads(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         body, places = safetensors(60, MIB)

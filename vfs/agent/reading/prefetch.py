@@ -58,6 +58,10 @@ _PATTERNS_KEPT = 64
 """Layouts of earlier steps, some MB for the largest."""
 _READ_BEFORE_MAX = 64
 """Intervals kept of an object that was closed: of a header that was looked into, one or two."""
+_LONG_BYTES = 8 << 20
+"""A run that is longer comes in several requests at once, the end of it with the last byte of all."""
+_END_BYTES = 256 << 10
+"""Of such a run that is asked for before the rest: safetensors and torch touch the end of a tensor before they read it."""
 _ROOM_SHARE = 8
 """Part of the window that has to be free before more is fetched of the next shard: a request for each read would be many."""
 
@@ -212,6 +216,8 @@ class Prefetcher:
         for offset, length in ranges:
             found = reading.read(offset, length, room - sum(length for _, length in ahead))
             if found and found[0][0] == offset:  # all of a run that has just begun: its reader waits for it
+                if found[0][1] > _LONG_BYTES:
+                    self._fetcher.prefetch(key, sum(found[0]) - _END_BYTES, _END_BYTES, Priority.FOREGROUND)
                 self._fetch(key, found[:1], Priority.FOREGROUND)
                 found = found[1:]
             ahead += found
