@@ -56,8 +56,8 @@ class PredictionKnobs(msgspec.Struct, frozen=True):
         suspicion: bytes fetched for patterns nobody has read yet, per byte of the patterns that are wanted: all biases.
         suspicion_beside_bytes: for what else the block of one layer has, if more: the first q, v and o come with the first k,
             three round trips earlier. 8 MiB pass in less than one at 1 Gbit/s.
-        suspicion_behind: of a member that has no layer, fetched of what comes behind it, if more: an embedding takes the line
-            half a second in which nothing shows what else is wanted.
+        suspicion_behind: of the bytes of what is wanted first, if it has no layer: fetched of what comes behind it. An
+            embedding takes the line half a second in which nothing shows what else is wanted.
         limit_bytes: handed out and not yet read, where the caller names no other.
         misses_max: members of a pattern that come due unread, in a row, before the pattern is given up.
         unread_max: bytes never read per byte that was, beyond which the prediction gives up, once `judged_bytes` are due.
@@ -309,7 +309,7 @@ class Prediction:
         self._measure_margins(member)
         turned = is_end and self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
         self._current.append(member)
-        if is_new and not self.patterns.numbers[member]:
+        if len(self._wanted) == 1 and is_new and not self.patterns.numbers[member]:
             self._take_along(member)
         if is_new:
             for relative in self.patterns.relatives(pattern):
