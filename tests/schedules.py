@@ -354,6 +354,22 @@ def mds_streaming(lake: Path) -> Schedule:
     )
 
 
+def mds_streams(lake: Path) -> Schedule:
+    """Write the shards of `mds` as two streams, the second one first."""
+    mds(lake)
+    index = json.loads((lake / "jobs/mds/index.json").read_text())
+    for name, shard in zip(("a", "b"), index["shards"], strict=True):
+        write(lake, f"jobs/mds/{name}.json", json.dumps({"version": 2, "shards": [shard]}).encode())
+    text = (
+        '[feed]\nkind = "mds"\ncolumn = "image"\n'
+        f"[feed.streaming]\nranks_per_node = {WORLD}\nbatch_size = {BATCH}\n"
+        'streams = [{ path = "mds/b.json" }, { path = "mds/a.json", repeat = 1.0 }]\n'
+    )
+    numbers = np.roll(np.arange(COUNT), COUNT // 2).reshape(STEPS, BATCH, WORLD)
+    slots = {(step, rank, slot): payload(int(number)) for (step, slot, rank), number in np.ndenumerate(numbers)}
+    return Schedule(text, slots, ["jobs/mds/a.json", "jobs/mds/b.json", "jobs/mds/shard.00001.mds"])
+
+
 ENERGON_TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
     byte_offset INTEGER, byte_size INTEGER);
@@ -379,4 +395,5 @@ KINDS: dict[str, Callable[[Path], Schedule]] = {
     "mds": mds,
     "mds-whole": lambda lake: mds(lake, ""),
     "mds-streaming": mds_streaming,
+    "mds-streams": mds_streams,
 }

@@ -30,6 +30,7 @@ from tests.schedules import (
     everything,
     indices,
     mds,
+    mds_streams,
     npy,
     opened,
     slots_of,
@@ -309,6 +310,20 @@ async def test_a_world_that_streaming_has_no_order_for_is_refused(tmp_path: Path
     mds(tmp_path)
     with pytest.raises(InvalidFeed, match=r"index\.json: 3 canonical and 2 nodes don't divide each other"):
         await opened(DirectoryLake(tmp_path), f"{MOSAIC}num_canonical_nodes = 3\nnodes = 2\n")
+
+
+async def test_a_stream_may_be_left_out_and_another_read_twice(tmp_path: Path) -> None:
+    text = mds_streams(tmp_path).text.replace("repeat = 1.0", "repeat = 2.0").replace('b.json"', 'b.json", choose = 0')
+    feed = await opened(DirectoryLake(tmp_path), text)
+    read = [sample.sample_id for step in await feed.steps() for sample in await feed.group(step, 1)]
+    assert read == 2 * [f"{number:09d}" for number in range(COUNT // 2 + 1, COUNT, WORLD)]
+
+
+@pytest.mark.parametrize("instead", [", repeat = 1e9 }]", " }]\nepoch_size = 1_073_741_825"], ids=["repeat", "epoch_size"])
+async def test_an_epoch_that_is_too_large_to_be_shuffled_is_refused(tmp_path: Path, instead: str) -> None:
+    text = mds_streams(tmp_path).text.replace(", repeat = 1.0 }]", instead)
+    with pytest.raises(InvalidFeed, match=r"an epoch has \d+ samples, more than 1073741824"):
+        await opened(DirectoryLake(tmp_path), text)
 
 
 async def test_the_count_of_a_shard_is_read_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Callable
 from typing import Any, Literal
@@ -308,8 +309,10 @@ def _check_weights(streaming: Streaming, where: str) -> None:
         for stream in streaming.streams
     ]
     for row, given in enumerate(weights):
-        if len(given) > 1 or any(value < 0 for _, value in given):
-            raise InvalidFeed(f"{where}: row {row}", "has more than one of proportion, repeat and choose, or a negative one")
+        if len(given) > 1 or any(not 0 <= value < math.inf for _, value in given):
+            raise InvalidFeed(
+                f"{where}: row {row}", "has more than one of proportion, repeat and choose, or no finite one >= 0"
+            )
     proportions = [value for given in weights for key, value in given if key == "proportion"]
     if proportions and (len(proportions) < len(weights) or not sum(proportions)):
         raise InvalidFeed(where, "have proportions in part, or all 0: all have one, or none has")

@@ -123,7 +123,9 @@ class MosaicOrder:
         Raises:
             InvalidFeed: the world and the samples give none.
         """
-        count = sum(mixing.chosen(streaming, streams))
+        count = max(streaming.epoch_size, sum(map(sum, streams)))
+        if count <= _EPOCH_MAX:
+            count = sum(mixing.chosen(streaming, streams))
         if count > _EPOCH_MAX:
             raise InvalidFeed(path, f"an epoch has {count} samples, more than {_EPOCH_MAX}")
         for first in (0, streaming.sample_in_epoch):
