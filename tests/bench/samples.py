@@ -143,20 +143,18 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         here = stack.enter_context(node(base, base / "lake", ONE_CORE))
         there = stack.enter_context(node(base / OTHER, base / "lake", NO_LOAD, partial(elsewhere, base / "made")))
         os.sched_setaffinity(0, cores)
-        nodes = {READY: (here.url, steps), LIVE: (here.url, AHEAD), OTHER: (there.url, AHEAD)}
         for index in range(rounds):
-            for name, (url, ahead) in nodes.items():
+            for name, url in ((READY, here.url), (LIVE, here.url), (OTHER, there.url)):
                 job = job_of(name, index)
-                document = DOCUMENT.format(name=job, node=url, ahead=ahead)
+                document = DOCUMENT.format(name=job, node=url, ahead=ahead_of(name, steps))
                 (base / "lake" / "jobs" / f"{job}.toml").write_text(document)
         lake = stack.enter_context(mounted(CONFIG.format(lake=base / "lake", token=base / "token"), base))
         loaders = loaders_of(lake, schedule, steps, outcome)
-        wanted = os.environ.get("FOREMOUNT_BENCH_SIDES", ",".join((*OURS, *loaders))).split(",")
-        names = [name for name in (*OURS, *loaders) if name in wanted]
+        names = chosen([*OURS, *loaders], os.environ.get("FOREMOUNT_BENCH_SIDES", ""))
         taken: dict[str, list[Waits]] = {name: [] for name in names}
         for index in range(rounds):
             for name in order_of_round(names, index):
-                found = one(lake, job_of(name, index), loaders.get(name), nodes.get(name, ("", 0))[1], steps, cores[1])
+                found = one(lake, job_of(name, index), loaders.get(name), ahead_of(name, steps), steps, cores[1])
                 say(f"round {index + 1}: {in_words(name, found)}")
                 taken[name].append(found)
         conclude(outcome, taken)
@@ -171,6 +169,18 @@ def elsewhere(made: Path, config: Path) -> list[str]:
 def job_of(name: str, index: int) -> str:
     """Return the job that a side reads in one round. Pure."""
     return f"{name}{index}"
+
+
+def ahead_of(name: str, steps: int) -> int:
+    """Return how many steps of a job are prepared ahead. Pure."""
+    return steps if name == READY else AHEAD
+
+
+def chosen(sides: list[str], said: str) -> list[str]:
+    """Return the sides to read, all where none are said. Raises `NotHere` for one that there is not."""
+    if unknown := {name for name in said.split(",") if name} - set(sides):
+        raise NotHere(f"has no side {', '.join(sorted(unknown))}, but {', '.join(sides)}")
+    return [name for name in sides if not said or name in said.split(",")]
 
 
 def loaders_of(lake: Lake, schedule: Scheduled, steps: int, outcome: Outcome) -> dict[str, Side]:
@@ -333,6 +343,13 @@ def conclude(outcome: Outcome, taken: dict[str, list[Waits]]) -> None:
             outcome.figures[f"{name}_{figure}_s"] = each.median
         if name in OURS:
             outcome.figures[f"{name}_raw_samples"] = max(sum(waits.raw.values()) for waits in found)
+    head = ["side", "slowest rank of a step, median, ms", "p99, ms", "waits for the slowest, s", "CPU of readers, s"]
+    outcome.sections.append(Section("Eight ranks with a barrier per step", head, rows))
+    compare(outcome, taken)
+
+
+def compare(outcome: Outcome, taken: dict[str, list[Waits]]) -> None:
+    """Fill in each of ours against each loader, round by round, and against the worst."""
     for name in (name for name in OURS if name in taken):
         prefix = "" if name == READY else f"{name}_"
         for figure, of in FIGURES.items():
@@ -345,5 +362,3 @@ def conclude(outcome: Outcome, taken: dict[str, list[Waits]]) -> None:
             outcome.figures |= {f"{prefix}{figure}_vs_{loader}": value for loader, value in versus.items()}
             if versus:
                 outcome.figures[f"{prefix}{figure}_vs_loader"] = max(versus.values())
-    head = ["side", "slowest rank of a step, median, ms", "p99, ms", "waits for the slowest, s", "CPU of readers, s"]
-    outcome.sections.append(Section("Eight ranks with a barrier per step", head, rows))

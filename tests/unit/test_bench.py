@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.bench import report, small_files
+import pytest
+
+from tests.bench import report, samples, small_files
 from tests.bench.checkpoint import write_checkpoint
-from tests.bench.measure import Spread, alternate, order_of_round, ratios, spread, written_calls
+from tests.bench.measure import NotHere, Spread, alternate, order_of_round, ratios, spread, written_calls
 
 MOUNTINFO = """\
 22 1 254:0 / / rw - ext4 /dev/vda rw
@@ -41,6 +43,23 @@ def test_sides_alternate() -> None:
     taken = alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
     assert calls == ["a", "b", "b", "a"]
     assert {name: len(values) for name, values in taken.items()} == {"a": 2, "b": 2}
+
+
+def test_sides_that_are_said_are_read_in_the_order_of_all() -> None:
+    assert samples.chosen(["ready", "other", "loader0"], "loader0,ready") == ["ready", "loader0"]
+    assert samples.chosen(["ready", "loader0"], "") == ["ready", "loader0"]
+    with pytest.raises(NotHere, match="has no side loader3, but ready, loader0"):
+        samples.chosen(["ready", "loader0"], "ready,loader3")
+
+
+def test_ratio_of_samples_is_the_median_of_rounds_and_the_worst_of_loaders() -> None:
+    def rounds(*p99_s: float) -> list[samples.Waits]:
+        return [samples.Waits([[value, 0.0]], value, {}) for value in p99_s]
+
+    outcome = report.Outcome()
+    samples.compare(outcome, {"ready": rounds(1, 2, 3), "loader0": rounds(10, 4, 10), "loader2": rounds(10, 20, 10)})
+    assert outcome.figures["p99_vs_loader0"] == outcome.figures["p99_vs_loader"] == 0.3
+    assert outcome.figures["p99_vs_loader2"] == 0.1
 
 
 def test_file_system_is_that_of_the_longest_mount_point_above() -> None:
