@@ -48,6 +48,7 @@ OTHER_BYTES_S = 30e6
 SHARDS, LAYERS = 16, 32
 EVERY, EVALUATED, UNWANTED = 500, 1000, 1500
 ROUNDS = 3
+PUBLISHED, READ, MERGED = "published", "all tensors read", "merged"
 TRAINING = """
 [sites.origin]
 kind = "http"
@@ -80,11 +81,15 @@ size = "8GiB"
 
 @dataclass(frozen=True)
 class Timed:
-    """One evaluation: seconds from the commit to all tensors being read, to merged, and to the copy being published."""
+    """One evaluation.
 
-    read_s: float
-    merged_s: float
-    published_s: float
+    Attributes:
+        marks: what was when, in seconds from the commit, in the order of a merge.
+        cpu_s: of the merging process.
+    """
+
+    marks: dict[str, float]
+    cpu_s: float
     digest: str
 
 
@@ -162,12 +167,33 @@ def _one(scratch: Path, origin: WanOrigin, source: Path, name: str) -> Timed:
             marker = lake / path_of(evaluated_at) / MARKER
             wait_until(marker.exists, "the commit")
             committed_s = time.monotonic()
-            watching = Watching(reads, committed_s) if name == "predicted" else None
+            watching = Watching(reads) if name == "predicted" else None
             done = merge()
-        published_s = watching.result() if watching is not None else 0.0
+        marks = {"last shard at the origin": _last_s(lake / path_of(EVALUATED))}
+        if watching is not None:
+            marks |= {"last shard copied": _last_s(scratch / "evaluation/eval"), PUBLISHED: watching.result()}
+    marks |= _merged_marks(done)
     shutil.rmtree(scratch)
     shutil.rmtree(lake)
-    return Timed(done["read_s"] - committed_s, done["ended_s"] - committed_s, published_s, done["digest"])
+    return Timed({mark: at_s - committed_s for mark, at_s in marks.items()}, done["cpu_s"], done["digest"])
+
+
+def _last_s(directory: Path) -> float:
+    """Return when the last shard below a directory had its last byte, by the clock of the marks."""
+    wall_s = max(each.stat().st_mtime for each in directory.rglob("*.safetensors"))
+    return wall_s - time.time() + time.monotonic()
+
+
+def _merged_marks(done: dict[str, Any]) -> dict[str, float]:
+    (first_open_s, first_read_s), *_ = done["files_s"]
+    return {
+        "listed": done["listed_s"],
+        "first shard open": first_open_s,
+        "first shard read": first_read_s,
+        "second shard read": done["files_s"][1][1],
+        READ: done["read_s"],
+        MERGED: done["ended_s"],
+    }
 
 
 def _local_s(source: Path, into: Path) -> float:
@@ -195,19 +221,18 @@ def _merging(directory: Path, into: Path) -> Iterator[Callable[[], dict[str, Any
 class Watching:
     """Notes when the copy is published, beside the merge."""
 
-    def __init__(self, lake: Lake, begun_s: float) -> None:
+    def __init__(self, lake: Lake) -> None:
         self._line = Training(JOB, [lake.run_dir.foresight_socket])
-        self._begun_s = begun_s
         self._published_s = 0.0
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
         wait_until(lambda: [each["phase"] for each in self._line.ask("/v1/state")["replicas"]] == ["published"], "a copy")
-        self._published_s = time.monotonic() - self._begun_s
+        self._published_s = time.monotonic()
 
     def result(self) -> float:
-        """Wait for it, and return when it was."""
+        """Wait for it, and return when it was, by the monotonic clock."""
         self._thread.join()
         return self._published_s
 
@@ -215,9 +240,9 @@ class Watching:
 def _report(outcome: Outcome, found: dict[str, list[Timed]], size: int) -> None:
     """Fill in ratios as the median of the ratios of single rounds."""
     rows = []
-    plain = [each.merged_s for each in found["plain"]]
+    plain = [each.marks[MERGED] for each in found["plain"]]
     for name, timed in found.items():
-        times = [each.merged_s for each in timed]
+        times = [each.marks[MERGED] for each in timed]
         ratios = [one / other for one, other in zip(times, plain, strict=True)]
         outcome.figures[f"{name}_s"] = median(times)
         spread = f"{median(times):.2f} s ({min(times):.2f} to {max(times):.2f})"
@@ -225,12 +250,20 @@ def _report(outcome: Outcome, found: dict[str, list[Timed]], size: int) -> None:
         if name != "plain":
             figure = "predicted_vs_remote" if name == "predicted" else "mispredicted_vs_plain"
             outcome.figures[figure] = median(ratios)
-    reads = [one.read_s / other.read_s for one, other in zip(found["predicted"], found["plain"], strict=True)]
+    reads = [one.marks[READ] / other.marks[READ] for one, other in zip(found["predicted"], found["plain"], strict=True)]
     outcome.figures["predicted_read_vs_remote_read"] = median(reads)
-    outcome.figures["published_after_commit_s"] = median([each.published_s for each in found["predicted"]])
+    outcome.figures["published_after_commit_s"] = median([each.marks[PUBLISHED] for each in found["predicted"]])
     limit_s = size / (MBIT * 1e6 / 8 - OTHER_BYTES_S) + 3 * RTT_MS / 1e3
     outcome.figures["plain_vs_limit"] = median(plain) / limit_s
     title = (
         f"{size / 1e6:.0f} MB in {SHARDS} files, all tensors merged; {MBIT:.0f} Mbit/s, {RTT_MS:.0f} ms, one other transfer"
     )
     outcome.sections.append(Section(title, ["", "commit to merged (range)", "against plain"], rows))
+    lines = {name: _median_marks(timed) for name, timed in found.items()}
+    marks = [[mark, *(f"{line[mark]:.2f}" if mark in line else "" for line in lines.values())] for mark in lines["predicted"]]
+    marks.append(["CPU of the merging process", *(f"{median(each.cpu_s for each in timed):.2f}" for timed in found.values())])
+    outcome.sections.append(Section("seconds after the commit", ["", *lines], marks))
+
+
+def _median_marks(timed: list[Timed]) -> dict[str, float]:
+    return {mark: median(each.marks[mark] for each in timed) for mark in timed[0].marks}
