@@ -211,19 +211,28 @@ class Listed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     complete: bool
 
 
+class CopyHere(msgspec.Struct, frozen=True, array_like=True):
+    """A file of this host, below a directory.
+
+    Attributes:
+        version: as a `local` site states it.
+    """
+
+    directory: str
+    path: str
+    version: Version
+
+
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Where the object's data and digests lie (`vfs/extents/layout.py`).
 
     Attributes:
         root: directory of the store that holds it now: the cache, or memory when the cache disk can't be used.
-        here_root, here: file of this host, below a directory, that is a copy of all of it, made and verified ahead; "": none.
-        here_version: of that file, as a `local` site states it.
+        here: a copy of all of it on this host, made and verified ahead; None: there is none.
     """
 
     root: str
-    here_root: str = ""
-    here: str = ""
-    here_version: Version | None = None
+    here: CopyHere | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -231,9 +240,11 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         root: as in `Opened`; where it differs from before, the files have to be opened again.
+        here: as in `Opened`, where the copy has come since it was opened.
     """
 
     root: str
+    here: CopyHere | None = None
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=True):

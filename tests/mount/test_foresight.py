@@ -6,10 +6,12 @@ The controller's clock is an hour ahead of those of the mounts: that must make n
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.servers.lifecycle import free_port, running
 from tests.servers.nginx import Nginx
 from tests.servers.skewed import environ
 from vfs.errors import ForemountError
+from vfs.sites.httpanswers import RACY_S
 from vfs.training import Training
 
 pytestmark = [*MOUNT, pytest.mark.servers, pytest.mark.slow]
@@ -53,6 +56,10 @@ POLICY = (
 name = "ask-once"
 match = {}
 set = { hedge = "off" }
+[[rules]]
+name = "as-it-is-read"
+match = { path = "**/step_0005000/**" }
+set = { prefetch = "off" }
 """
 )
 CHANCE = random.Random(7)
@@ -183,6 +190,28 @@ def test_mechanism_that_is_switched_off_copies_nothing_and_reads_go_on(world: Wo
     assert "switched off: checkpoints" in said
     world.told.evaluation_cancelled("mmlu", 3000, "eval")
     foremount("copies", "--on", "checkpoints", *asked)
+    world.reaches()
+
+
+def test_file_that_was_open_before_its_copy_came_is_read_on_from_the_copy(world: World) -> None:
+    path, name = "ckpt/run7/step_0005000", "__0_0.distcp"
+    world.told.evaluation_scheduled("mmlu", 5000, "eval")
+    (world.training.root / path).mkdir(parents=True)
+    (world.training.root / path / name).write_bytes(FILES[name])
+    stored = world.nginx.root / "foresight" / path / name
+    wait_until(lambda: stored.exists() and stored.stat().st_mtime + RACY_S + 1 < time.time(), "a file that keeps its version")
+    with (world.evaluation.root / path / name).open("rb", buffering=0) as early:
+        assert early.read(4096) == FILES[name][:4096]
+        (world.training.root / path / "_SUCCESS").write_bytes(b"")
+        world.reaches("published")
+        wait_until(lambda: offered(world.evaluation) == 1, "the mount to hear of it")
+        before = world.gets(path)
+        early.seek(1 << 20)
+        assert early.readall() == FILES[name][1 << 20 :]
+        open_there = Path(f"/proc/{world.evaluation.pid('worker')}/fd").iterdir()
+        assert [each for each in map(os.path.realpath, open_there) if each.startswith(str(world.copies))]
+        assert world.gets(path) <= before + 1, "the origin was asked for one range, as a control"
+    world.told.evaluation_cancelled("mmlu", 5000, "eval")
     world.reaches()
 
 

@@ -42,6 +42,7 @@ def test_call_arrives_as_it_was_sent(call: wire.Call) -> None:
         wire.Found(Entry("n", Kind.SYMLINK, Version(0), None, "target")),
         wire.Listed(1, 2, complete=True),
         wire.Opened("/cache/v1"),
+        wire.Opened("/cache/v1", wire.CopyHere("/lake", "copies/1/a", Version(3, 5))),
         wire.Ready("/cache/v1"),
         Failed(Failure("NotFound", "x", "no such object", "")),
     ],

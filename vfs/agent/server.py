@@ -140,9 +140,9 @@ class _Worker:
                 if key in self.opened:  # one hold for each connection, however often its worker opens the object
                     self._server.objects.close(key)
                 self.opened.add(key)
-                copy = self._server.objects.here(key)
-                return wire.Opened(root) if copy is None else wire.Opened(root, *copy)
+                return wire.Opened(root, self._server.objects.here(key))
             case wire.Need(key, offset, length, broken):
-                return wire.Ready(await self._server.objects.need(key, offset, length, broken=broken))
+                root = await self._server.objects.need(key, offset, length, broken=broken)
+                return wire.Ready(root, self._server.objects.here(key))
             case _:
                 raise Unsupported(type(call).__name__, "has no answer")

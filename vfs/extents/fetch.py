@@ -176,9 +176,9 @@ class Fetcher:
         """Have somebody told of each range of objects that copies were made of."""
         self._requests.on_served = tell
 
-    def opened_here(self, copy: Identity, origin: Identity) -> None:
-        """Take in that all of an object is read from a copy on this host, past this service."""
-        self._requests.on_served(Served(copy, origin, 0, origin.version.size, 0.0, opened=True))
+    def opened_here(self, copy: Identity, origin: Identity, start: int) -> None:
+        """Take in that an object is read from here on from a copy on this host, past this service."""
+        self._requests.on_served(Served(copy, origin, start, origin.version.size - start, 0.0, opened=True))
 
     def expected_s(self, site: SiteName, length: int) -> float | None:
         """Return how long a site would take now for so many bytes; None: nothing was measured of it."""

@@ -21,7 +21,7 @@ from vfs.extents.fair import Flow, Priority
 from vfs.extents.jobs import FetchedObject, Job
 from vfs.extents.layout import BLOCK, Identity
 from vfs.extents.limits import FetchLimits
-from vfs.extents.link import Bounds, LineFacts, Link
+from vfs.extents.link import HELD, Bounds, LineFacts, Link
 from vfs.extents.placement import USUAL_BYTES, Candidate, Copy, Ranked, Serving, rank
 from vfs.extents.sink import Sink
 from vfs.extents.throttle import Throttle
@@ -36,8 +36,10 @@ get as much: alone on the line they have to fill it."""
 COPY_REQUEST_BYTES = 4 << 20
 """Of a copy between sites at least: large ones cost a line less, and urgent ones wait for those that are under way."""
 COPY_REQUESTS_AHEAD = 3
-"""Of one stream: while one sends, the way of the next ones is covered; with eight streams as many as a line of 10 Gbit/s and
-100 ms holds."""
+"""Of one stream at least: while one sends, the way of the next ones is covered; with eight streams as many as a line of
+10 Gbit/s and 100 ms holds."""
+COPY_AHEAD_BYTES_MAX = 32 << 20
+"""Of one stream, where the line holds so much: the last file of a checkpoint is alone on it, and all wait for that one."""
 RateOf = Callable[[Identity, Priority], tuple[str, float]]
 """Says which rule bounds what is fetched of an object, and to how many bytes a second; all that it bounds shares them."""
 
@@ -264,7 +266,10 @@ class Requests:
         Raises:
             Unavailable, NotFound, Stale, Denied: as the site says.
         """
-        size = max(self.knobs(source.site).request_blocks * BLOCK, COPY_REQUEST_BYTES)
+        rule = self.knobs(source.site)
+        size = max(rule.request_blocks * BLOCK, COPY_REQUEST_BYTES)
+        line_bytes = HELD * rule.pace.ttfb_s * rule.pace.bytes_per_s
+        ahead_max = max(COPY_REQUESTS_AHEAD, int(min(line_bytes, COPY_AHEAD_BYTES_MAX)) // size)
         end = offset + length
         starts = iter(range(offset, end, size))
         ahead: deque[asyncio.Task[bytearray]] = deque()
@@ -279,7 +284,7 @@ class Requests:
 
         try:
             while True:
-                while len(ahead) < COPY_REQUESTS_AHEAD and (start := next(starts, -1)) >= 0:
+                while len(ahead) < ahead_max and (start := next(starts, -1)) >= 0:
                     ahead.append(asyncio.create_task(collect(start)))
                 if not ahead:
                     return

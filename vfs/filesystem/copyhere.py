@@ -18,19 +18,23 @@ log = logging.getLogger(__name__)
 
 def copy_here(path: LakePath, opened: wire.Opened, held: Source) -> Source:
     """Return the copy that the agent names, if it is what was verified; else `held`, as if there were none."""
-    if opened.here_version is None:
-        return held
+    found = open_copy(path, opened.here) if opened.here is not None else None
+    return held if found is None else CopyHere(found[0], path, held, found[1])
+
+
+def open_copy(path: LakePath, here: wire.CopyHere) -> tuple[int, VerifiedFile] | None:
+    """Return a descriptor of a copy and what it must stay, None where it is not what was verified."""
     try:
-        fd = open_beneath(opened.here_root, opened.here, os.O_RDONLY | os.O_NONBLOCK)
+        fd = open_beneath(here.directory, here.path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as exc:
         log.info("%s: the copy on this host can't be opened: %s", path, exc.strerror)
-        return held
+        return None
     found = os.fstat(fd)
-    if version_of(found) != opened.here_version:
+    if version_of(found) != here.version:
         os.close(fd)
         log.warning("%s: the copy on this host has been changed, it is not read", path)
-        return held
-    return CopyHere(fd, path, held, VerifiedFile(opened.here_root, opened.here, state_of(found)))
+        return None
+    return fd, VerifiedFile(here.directory, here.path, state_of(found))
 
 
 class CopyHere:

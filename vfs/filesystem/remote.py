@@ -20,11 +20,11 @@ from vfs.extents.placement import is_same, served_here
 from vfs.extents.reader import BrokenBlock, CachedObject
 from vfs.filesystem.agent import AgentClient
 from vfs.filesystem.beneath import open_beneath
-from vfs.filesystem.copyhere import copy_here
+from vfs.filesystem.copyhere import copy_here, open_copy
 from vfs.filesystem.expected import PAGE, PUSH_BYTES_MIN, Expected
 from vfs.filesystem.local import LocalSource
 from vfs.filesystem.reads import ReadReports
-from vfs.filesystem.scratch import scratch
+from vfs.filesystem.scratch import read_at, scratch
 from vfs.filesystem.tree import MODE_OF, Buffer, Child, Node, Push, Source, identity_of
 from vfs.filesystem.verified import VerifiedFile, state_of
 from vfs.model import Entry, Kind, LakePath, ObjectKey, Version, can_posix_carry, join, object_key, split
@@ -251,6 +251,9 @@ class ObjectSource:
 
     Attributes:
         root: the store that holds it, as far as is known.
+        _copy: a copy on this host that came after it was opened: all that is read now is read from there. The kernel
+            is not given it, since handles of one inode are either all in passthrough or none.
+        _copy_tried: the copy that was opened, or could not be.
     """
 
     def __init__(
@@ -274,6 +277,8 @@ class ObjectSource:
         self._deadline_s = deadline_s
         self._in_hand: Counter[int] = Counter()
         self._backing_fd: int | None = None
+        self._copy: tuple[int, VerifiedFile] | None = None
+        self._copy_tried: wire.CopyHere | None = None
         self._is_complete = False
         self._connection = self._kept_by = -1
         self.root = ""
@@ -324,6 +329,11 @@ class ObjectSource:
         length = min(length, self._version.size - offset)
         if length <= 0:
             return b""
+        if self._copy is not None:
+            fd, verified = self._copy
+            if state_of(os.fstat(fd)) == verified.state:
+                return read_at(fd, offset, length, self._path)
+            self._close_copy()
         self._reports.note(self._key, offset, length)
         self._in_hand[offset] += 1
         try:
@@ -381,22 +391,26 @@ class ObjectSource:
     async def _need(self, offset: int, length: int, broken: int) -> None:
         self._reports.send(self._key)
         try:
-            root = await self._ask(offset, length, broken)
+            ready = await self._ask(offset, length, broken)
         except NotFound:  # another agent may know nothing of our objects
             await self.open_with_agent()
             try:
-                root = await self._ask(offset, length, broken)
+                ready = await self._ask(offset, length, broken)
             except NotFound as exc:
                 raise Stale(self._path, "is not at its origin any more") from exc
-        if root != self.root:
+        if ready.root != self.root:
             self._objects.drop(self._key)
-            self.root = root
+            self.root = ready.root
+        if ready.here is not None and ready.here != self._copy_tried:
+            self._close_copy()
+            self._copy_tried, self._copy = ready.here, open_copy(self._path, ready.here)
+            self.served_from = From.CACHE if self._copy is None else From.REPLICA
 
-    async def _ask(self, offset: int, length: int, broken: int) -> str:
+    async def _ask(self, offset: int, length: int, broken: int) -> wire.Ready:
         if self._connection != self._agent.connections:
             await self.open_with_agent()
         call = wire.Need(self._key, offset, length, broken)
-        return (await self._agent.call(call, wire.Ready, self._path, self._deadline_s(Access.READ))).root
+        return await self._agent.call(call, wire.Ready, self._path, self._deadline_s(Access.READ))
 
     async def write(self, offset: int, content: Buffer) -> int:
         raise ReadOnly(self._path)
@@ -409,7 +423,14 @@ class ObjectSource:
         if self._backing_fd is not None:
             os.close(self._backing_fd)
             self._backing_fd = None
+        self._close_copy()
         return True
+
+    def _close_copy(self) -> None:
+        if self._copy is not None:
+            os.close(self._copy[0])
+        self._copy = self._copy_tried = None
+        self.served_from = From.CACHE
 
     def rest(self) -> bool:
         self.close()

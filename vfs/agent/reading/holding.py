@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vfs import wire
 from vfs.agent.reading.published import Published
 from vfs.agent.reading.replicas import Replicas
 from vfs.agent.rules import PathRules
@@ -57,19 +58,17 @@ class Holding:
         copies = self._published.of(identity) if self._published is not None else []
         return identity, key, await self._fetcher.hold(identity, found, serving=serving, copies=copies)
 
-    def here(self, path: LakePath, identity: Identity) -> tuple[str, str, Version] | None:
+    def here(self, path: LakePath, identity: Identity, start: int = 0) -> wire.CopyHere | None:
         """Return a file of this host that is a copy of a whole object made ahead, where the policy has it serve first.
 
-        Returns:
-            The site's directory, the path below it, and the file's version there.
-
-        It is about to be opened, and counts as read whole: what the kernel reads from it, nobody else sees.
+        Args:
+            start: it is about to be opened, and counts as read from there on: what the kernel reads, nobody else sees.
         """
         copy = self._copy_here(path, identity)
         if copy is None or self._published is None:
             return None
-        self._fetcher.opened_here(copy, identity)
-        return self._published.directory(copy), copy.path, copy.version
+        self._fetcher.opened_here(copy, identity, start)
+        return wire.CopyHere(self._published.directory(copy), copy.path, copy.version)
 
     def is_here(self, path: LakePath, identity: Identity) -> bool:
         """Return whether whoever opens it would read it from such a copy: to fetch it ahead would be for nobody."""

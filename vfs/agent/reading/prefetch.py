@@ -192,7 +192,6 @@ class Prefetcher:
         reading = self._readings.get(key)
         if reading is None or not reading.is_open:
             return
-        self._strike_out(key)
         if reading.prediction is not None:
             log.debug("%s: read to the end: %s", reading.identity.path, reading.prediction.explain())
             self._read_before[key] = reading.prediction.read_so_far()[:_READ_BEFORE_MAX]
@@ -201,6 +200,12 @@ class Prefetcher:
             found = reading.prediction.learned()
             if found is not None:
                 self._lessons.keep(reading.identity, found)
+        self.read_elsewhere(key)
+
+    def read_elsewhere(self, key: ObjectKey) -> None:
+        """An open object is not read through the cache any more: nothing is fetched for it."""
+        if key in self._readings:
+            self._strike_out(key)
         for each in self._ahead.pop(key, ()):
             asyncio.get_running_loop().call_later(SHARD_KEPT_S, self._strike_out_if_idle, each)
 

@@ -47,7 +47,7 @@ from vfs.model import SitePath, join
 
 log = logging.getLogger(__name__)
 GATHERED_S = 0.1
-"""Files that are closed within this are looked for together: that reads the list of all."""
+"""Between two looks for files that were closed meanwhile: each reads the list of all."""
 QUOTA = "waits for room: "
 """Begins the reason of a copy that a quota holds up."""
 REST_S = 2.0
@@ -334,7 +334,7 @@ class Reconciler:
         """Copy files, and those that are closed meanwhile: a save goes on, and the line would be idle at each of its ends."""
         begun = {file.path: _needed(record, file) for file in files}
         copies = {asyncio.ensure_future(self._executor.copy(record, files, done))}
-        coming = asyncio.ensure_future(more.wait())
+        coming, looked_s = asyncio.ensure_future(more.wait()), self._clock.monotonic_s()
         try:
             while copies:
                 finished, _ = await asyncio.wait({*copies, coming}, return_when=asyncio.FIRST_COMPLETED)
@@ -342,7 +342,8 @@ class Reconciler:
                     copies.discard(task)
                     task.result()
                 if coming in finished:
-                    await asyncio.sleep(GATHERED_S)
+                    await asyncio.sleep(max(0.0, looked_s + GATHERED_S - self._clock.monotonic_s()))
+                    looked_s = self._clock.monotonic_s()
                     more.clear()
                     coming = asyncio.ensure_future(more.wait())
                     known = await self._files(record)
