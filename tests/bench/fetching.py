@@ -19,7 +19,9 @@ from vfs.sites.build import build_site
 
 
 @contextlib.asynccontextmanager
-async def fetching(loaded: config.Config, cache: Path | None) -> AsyncIterator[tuple[Fetcher, dict[SiteName, Any]]]:
+async def fetching(
+    loaded: config.Config, cache: Path | None, limits: FetchLimits | None = None
+) -> AsyncIterator[tuple[Fetcher, dict[SiteName, Any]]]:
     """The agent's fetch service over all sites, with a cache in this directory; None: in one of its own in memory."""
     async with contextlib.AsyncExitStack() as stack:
         directory = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
@@ -29,6 +31,6 @@ async def fetching(loaded: config.Config, cache: Path | None) -> AsyncIterator[t
         for site in sites.values():
             stack.push_async_callback(site.close)
         fetcher = await stack.enter_async_context(
-            Fetcher(store, spill, sites, memory=Budget(64 << 20), clock=SystemClock(), limits=FetchLimits())
+            Fetcher(store, spill, sites, memory=Budget(64 << 20), clock=SystemClock(), limits=limits or FetchLimits())
         )
         yield fetcher, sites

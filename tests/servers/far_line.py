@@ -26,20 +26,26 @@ class FarLine:
         port: to connect to in place of the server's.
         sent_bytes: by the server so far.
         end: lets all connections go, from any thread.
+        cut, mend: nothing passes any more, either way, and nobody is told; all goes on. From any thread.
     """
 
     def __init__(self, port: int, rtt_ms: float, mbit: float) -> None:
         self.port = 0
         self.sent_bytes = 0
         self.end: Callable[[], object] = lambda: None
+        self.cut: Callable[[], object] = lambda: None
+        self.mend: Callable[[], object] = lambda: None
+        self._whole = asyncio.Event()
         self._server_port = port
         self._rtt_s = rtt_ms / 1e3
         self._bucket = Bucket(mbit)
 
     async def serve(self, ready: threading.Event) -> None:
         """Carry connections until `end`."""
-        ended = asyncio.Event()
-        self.end = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)
+        ended, soon = asyncio.Event(), asyncio.get_running_loop().call_soon_threadsafe
+        self.end = functools.partial(soon, ended.set)
+        self.cut, self.mend = functools.partial(soon, self._whole.clear), functools.partial(soon, self._whole.set)
+        self._whole.set()
         server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
@@ -49,6 +55,7 @@ class FarLine:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Streams would log the end of a connection as a bug.
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await self._whole.wait()
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
             await asyncio.sleep(self._rtt_s)
             up = asyncio.create_task(self._pass(reader, there_writer, is_capped=False))
@@ -66,6 +73,7 @@ class FarLine:
             while True:
                 due_s, piece = await on_the_way.get()
                 await asyncio.sleep(due_s - loop.time())
+                await self._whole.wait()
                 if not piece:
                     return
                 target.write(piece)
