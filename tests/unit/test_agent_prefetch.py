@@ -371,6 +371,25 @@ async def test_reads_of_one_length_at_random_cost_one_request_each(tmp_path: Pat
         at.objects.close(key)
 
 
+@pytest.mark.parametrize(("run_mib", "is_told"), [(4, False), (24, True)])
+async def test_what_is_fetched_ahead_goes_into_the_page_cache_for_long_runs_alone(
+    tmp_path: Path, run_mib: int, is_told: bool
+) -> None:
+    """Where a run ends is not seen once its pages are there: runs would seem longer than they are, each than the one before."""
+    told: list[tuple[int, int]] = []
+    async with bench(tmp_path, "sequential") as at:
+        at.put("a.bin", random.Random(3).randbytes(80 * MIB))
+        at.prefetcher.on_expect = lambda _, ranges: told.extend(ranges)
+        key = await at.open("a.bin")
+        for start in (0, 40 * MIB):
+            for offset in range(start, start + run_mib * MIB, 2 * BLOCK):
+                await at.read(key, offset, 2 * BLOCK)
+            await at.settled()
+        assert at.fetcher.counters.prefetched_bytes > 0
+        assert bool(told) is is_told
+        at.objects.close(key)
+
+
 async def test_the_next_step_is_fetched_without_waiting_for_its_header(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         body, places = safetensors(20, 256 << 10)

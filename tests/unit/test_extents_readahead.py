@@ -162,6 +162,15 @@ def test_random_runs_of_equal_length_are_fetched_to_their_end_and_not_beyond() -
     assert ahead.prefetched_bytes - before == 32 * 3 * MIB
 
 
+def test_a_run_is_long_from_8_mib_without_a_hole_on_and_the_next_one_is_not() -> None:
+    ahead = readahead()
+    found = []
+    for start in (*range(9), 100):
+        ahead.read(start * MIB, MIB)
+        found.append(ahead.runs_long)
+    assert found == [False] * 7 + [True] * 2 + [False]
+
+
 # Random access
 
 

@@ -26,6 +26,7 @@ from vfs.checkpoints.learned import Learned
 from vfs.checkpoints.patterns import Patterns
 from vfs.extents.evidence import Evidence
 from vfs.extents.follow import Follow
+from vfs.extents.readahead import LONG_RUN_BYTES
 from vfs.extents.spans import Spans
 
 Range = tuple[int, int]
@@ -40,8 +41,6 @@ _WAITS_MAX = 16
 """Times that a member near a reader may come due before it counts as missed."""
 _LOOKED_AT_MAX = 2048
 """Members of the queue that are looked at for one read, a millisecond: most of them may have been handed out before."""
-_LONG_RUN_BYTES = 8 << 20
-"""A run of reads so long is no random access of large records."""
 _INTERVALS_MAX = 50_000
 """Separate intervals read of one file: beyond, its reads are scattered, and the books of them cost more than they give."""
 
@@ -190,7 +189,7 @@ class Prediction:
         for place, member in enumerate(seen.wanted):
             is_end = place in (0, len(seen.wanted) - 1)
             self._observe(member, seen.new, jumped=seen.jumped and place == 0, is_end=is_end)
-        if seen.wanted and not seen.jumped and seen.run_bytes >= _LONG_RUN_BYTES:
+        if seen.wanted and not seen.jumped and seen.run_bytes >= LONG_RUN_BYTES:
             self._follow.runs_on()
         self._collect_due()
         self._judge()
@@ -419,7 +418,7 @@ class Prediction:
 
         A load of everything in the order of the file would else wait at the first member of each pattern.
         """
-        if run_bytes < 2 * _LONG_RUN_BYTES:
+        if run_bytes < 2 * LONG_RUN_BYTES:
             return []
         window = self.window(limit_bytes)
         start, stop = max(end, self._ran_to), min(end + run_bytes // 2, end + window)

@@ -35,6 +35,8 @@ JUDGED_BYTES = 4 << 20
 UNREAD_MAX = 0.5
 FORGOTTEN_BLOCKS = 4096
 """Prefetched blocks remembered as unread: beyond, the oldest count as never read."""
+LONG_RUN_BYTES = 8 << 20
+"""A run of reads so long is no random access of large records."""
 
 
 class ReadaheadFacts(msgspec.Struct, frozen=True):
@@ -127,6 +129,11 @@ class Readahead:
     def window(self) -> int:
         """Return the bytes that the widest stream is fetched ahead; 0 on random access."""
         return 0 if self._off else max((stream.window for stream in self._streams), default=0)
+
+    @property
+    def runs_long(self) -> bool:
+        """Return whether the reader that read last goes on without a hole, for long already."""
+        return bool(self._streams) and self._streams[-1].end - self._streams[-1].start >= LONG_RUN_BYTES
 
     def facts(self) -> ReadaheadFacts:
         """Return the state for people."""

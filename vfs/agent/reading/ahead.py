@@ -86,8 +86,15 @@ class Reading:
             self.members.teach(believed)
 
     def expected(self, ahead: Sequence[Range], least_bytes: int) -> list[Range]:
-        """Return what of ranges that are fetched now will be read: members without what the kernel reads around them."""
-        taken = ahead if self.members is None else self.members.taken()
+        """Return what of ranges that are fetched now will be read: members without what the kernel reads around them.
+
+        Of short runs nothing: what is expected goes into the page cache, where nobody sees how far a run is read, and so how
+        long the next one will be.
+        """
+        if self.members is not None:
+            taken: Sequence[Range] = self.members.taken()
+        else:
+            taken = ahead if self.whole is not None or self.streams.runs_long else ()
         found = [each for each in taken if each[1] >= least_bytes]
         self.told += found[: max(0, _TOLD_MAX - len(self.told))]
         return found
