@@ -375,7 +375,7 @@ async def test_reads_of_one_length_at_random_cost_one_request_each(tmp_path: Pat
 async def test_what_is_fetched_ahead_goes_into_the_page_cache_for_long_runs_alone(
     tmp_path: Path, run_mib: int, is_told: bool
 ) -> None:
-    """Where a run ends is not seen once its pages are there: runs would seem longer than they are, each than the one before."""
+    """Where a run ends is not seen once its pages are there: each would seem longer than the one before."""
     told: list[tuple[int, int]] = []
     async with bench(tmp_path, "sequential") as at:
         at.put("a.bin", random.Random(3).randbytes(80 * MIB))

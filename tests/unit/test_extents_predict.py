@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tests.pagefaults import MappedFile
 from vfs.checkpoints.layout import Layout, Member, build
 from vfs.checkpoints.learned import Learned
-from vfs.checkpoints.patterns import Order
+from vfs.checkpoints.patterns import Order, Patterns
 from vfs.extents.evidence import Evidence
+from vfs.extents.follow import Follow
 from vfs.extents.predict import Prediction, PredictionKnobs
 from vfs.extents.spans import Spans
 
@@ -297,6 +298,25 @@ def test_sixteen_threads_are_no_random_access() -> None:
                     present.add(start, start + size)
     assert not prediction.is_off
     assert misses < 16 * 10
+
+
+@pytest.mark.parametrize(("is_along", "is_laid_out_anew"), [(False, True), (True, False)])
+def test_what_comes_next_is_not_laid_out_anew_for_the_last_of_many_members_of_one_read(
+    is_along: bool, is_laid_out_anew: bool
+) -> None:
+    """Further from the first one than a predecessor is looked for; of 10**4 members the queue began anew with each read."""
+    follow = Follow(Patterns(experts()))
+    for member in range(4):
+        follow.observe(member, {0}, jumped=False, is_first=False)
+    assert follow.observe(40, {0}, jumped=False, is_first=False, is_along=is_along) is is_laid_out_anew
+
+
+def test_small_members_of_which_a_read_has_many_are_fetched_far_ahead() -> None:
+    layout = build("safetensors", 8192 + 48 * MIB, (0, 8192), [(f"{at}", 8192 + at * 2048, 2048) for at in range(24 * 1024)])
+    prediction = Prediction(layout, knobs=KNOBS)
+    for offset in range(8192, 16 * MIB, 64 * KIB):
+        prediction.read(offset, 64 * KIB)
+    assert prediction.outstanding_bytes > 24 * MIB
 
 
 # Evidence

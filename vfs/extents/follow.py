@@ -129,13 +129,14 @@ class Follow:
         named = [index for index, line in enumerate(self._lines) if line.order is not None]
         return self._lines[max(named, key=self._scores.__getitem__)]
 
-    def observe(self, member: int, believed: set[int], *, jumped: bool, is_first: bool) -> bool:
+    def observe(self, member: int, believed: set[int], *, jumped: bool, is_first: bool, is_along: bool = False) -> bool:
         """Take in a wanted member; returns whether what comes next has to be laid out anew.
 
         Args:
             believed: patterns whose members the readers take; steps over others are none.
             jumped: the read did not continue the one before.
             is_first: nobody had read this pattern before: where it begins says nothing about the order.
+            is_along: it came with a read that brought others too, and may lie further from the last one than is looked.
         """
         self.previous = self._recent[-1] if self._recent else None
         if member in self._recent:
@@ -151,7 +152,7 @@ class Follow:
             if jumped and (explained or not is_first):
                 self.jumps.append(explained)
         self._recent.append(member)
-        return self._best != was or not explained
+        return self._best != was or not (explained or is_along)
 
     def is_ahead(self, member: int) -> bool:
         """Return whether most of the last wanted members lie before this one in the order that is followed."""

@@ -188,7 +188,7 @@ class Prediction:
             self._observed += 1
         for place, member in enumerate(seen.wanted):
             is_end = place in (0, len(seen.wanted) - 1)
-            self._observe(member, seen.new, jumped=seen.jumped and place == 0, is_end=is_end)
+            self._observe(member, seen.new, jumped=seen.jumped and place == 0, is_end=is_end, is_along=place > 0)
         if seen.wanted and not seen.jumped and seen.run_bytes >= LONG_RUN_BYTES:
             self._follow.runs_on()
         self._collect_due()
@@ -292,11 +292,12 @@ class Prediction:
 
     # What is wanted
 
-    def _observe(self, member: int, new: list[Range], *, jumped: bool, is_end: bool) -> None:
+    def _observe(self, member: int, new: list[Range], *, jumped: bool, is_end: bool, is_along: bool) -> None:
         """Take in that a member is wanted; of those that one read shows, the first and the last one tell the order.
 
         Args:
             new: intervals that the read brought.
+            is_along: a member before it in the file came with the same read.
         """
         pattern = self.patterns.of[member]
         is_new = pattern not in self._wanted
@@ -306,7 +307,7 @@ class Prediction:
                 self._suspected.discard(pattern)
         self._misses[pattern] = 0
         self._measure_margins(member)
-        turned = is_end and self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new)
+        turned = is_end and self._follow.observe(member, self._believed(), jumped=jumped, is_first=is_new, is_along=is_along)
         self._current.append(member)
         if len(self._wanted) == 1 and is_new and not self.patterns.numbers[member]:
             self._take_along(member)
