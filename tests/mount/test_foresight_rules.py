@@ -14,6 +14,7 @@ import pytest
 from tests.lake import FSYNC_IS_LOCAL, Lake, foremount, mounted, wait_until
 from tests.marks import MOUNT
 from tests.private import private
+from tests.servers.far_line import FarLine, far_line
 from tests.servers.nginx import Nginx
 from vfs.foresight.model import HotRange
 from vfs.model import LakePath
@@ -48,12 +49,13 @@ BODY = random.Random(5).randbytes(300_000)
 
 @dataclass
 class World:
-    """A mount whose agent is the controller, and the directory that takes copies."""
+    """A mount whose agent is the controller, the directory that takes copies, and the line to the origin."""
 
     lake: Lake
     told: Training
     copies: Path
     steps: Iterator[int]
+    line: FarLine
 
     def says(self, values: str) -> None:
         """Put a rule for checkpoints in force."""
@@ -110,9 +112,11 @@ def running(nginx: Nginx, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     (base / "eval").mkdir()
     (base / "policy.toml").write_text(FSYNC_IS_LOCAL)
     private(base / "tokens")
-    with mounted(CONFIG.replace("URL", f"{nginx.url}/dav/rules/"), base) as lake:
-        told = Training("run7", [lake.run_dir.foresight_socket])
-        yield World(lake, told, base / "eval/copies", iter(range(100, 10_000, 100)))
+    with far_line(nginx.port, rtt_ms=0, mbit=0) as line:
+        url = f"http://127.0.0.1:{line.port}/dav/rules/"
+        with mounted(CONFIG.replace("URL", url), base) as lake:
+            told = Training("run7", [lake.run_dir.foresight_socket])
+            yield World(lake, told, base / "eval/copies", iter(range(100, 10_000, 100)), line)
 
 
 @pytest.fixture
@@ -145,6 +149,29 @@ def test_each_mechanism_is_switched_off_alone(world: World) -> None:
     world.says('eval_copies = "off"')
     world.reaches(path, "refused", "checkpoints is switched off")
     world.reaches(path, "published", mechanism="hot_files")
+    assert (world.lake.root / path / "0.bin").read_bytes() == BODY
+
+
+@pytest.mark.parametrize(("value", "mechanism"), [("eval_copies", "checkpoints"), ("hot_copies", "hot_files")])
+def test_mechanism_that_is_switched_off_and_on_while_it_copies_changes_nothing_but_speed(
+    world: World, value: str, mechanism: str
+) -> None:
+    (other,) = {"checkpoints", "hot_files"} - {mechanism}
+    world.line.shape(0.5)
+    try:
+        path = world.save()
+        world.told.set_replication_hints(path, [HotRange(LakePath(f"{path}/0.bin"), 0, 131_072, 50)], site="eval")
+        assert world.reaches(path, "copying", mechanism=mechanism)["published_ns"] == 0
+        world.says(f'{value} = "off"')
+        stopped = world.reaches(path, "refused", f"{mechanism} is switched off", mechanism=mechanism)
+        assert (stopped["files"], stopped["bytes"]) == (0, 0)
+    finally:
+        world.line.shape(0)
+    assert (world.lake.root / path / "0.bin").read_bytes() == BODY
+    world.reaches(path, "published", mechanism=other)
+    assert world.copy(path, mechanism)["phase"] == "refused"
+    world.says("")
+    world.reaches(path, "published", mechanism=mechanism)
     assert (world.lake.root / path / "0.bin").read_bytes() == BODY
 
 

@@ -40,6 +40,10 @@ class FarLine:
         self._rtt_s = rtt_ms / 1e3
         self._bucket = Bucket(mbit)
 
+    def shape(self, mbit: float) -> None:
+        """Change the cap for what comes from now on; 0: none."""
+        self._bucket.bytes_per_s = mbit * 1e6 / 8
+
     async def serve(self, ready: threading.Event) -> None:
         """Carry connections until `end`."""
         ended, soon = asyncio.Event(), asyncio.get_running_loop().call_soon_threadsafe
