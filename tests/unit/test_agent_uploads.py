@@ -265,6 +265,19 @@ async def test_a_renamed_file_gets_its_new_name_and_loses_the_old(host: Host) ->
     assert await host.content("done/a") == body(1)
 
 
+async def test_a_file_that_is_renamed_before_its_first_byte_goes_is_not_looked_for_under_the_old_name(host: Host) -> None:
+    host.staging.write("a.tmp", body(1))
+    stall = Stall(asyncio.Event())
+    host.writer.inject("begin", stall)
+    async with host.agent() as uploads:
+        await stall.reached.wait()
+        host.staging.rename("a.tmp", "a")
+        stall.gate.set()
+        await host.settled(uploads, "a")
+    assert host.names() == ["a"]
+    assert (host.writer.calls["begin"], host.writer.calls["abandon"], host.writer.calls["remove"]) == (2, 1, 0)
+
+
 async def test_waiting_for_a_node_that_is_dropped_is_stale(host: Host) -> None:
     node = host.staging.begin("a")
     async with host.agent() as uploads:

@@ -26,7 +26,7 @@ from vfs.agent.writing.sending import Sender, SendLimits, StagedFile
 from vfs.agent.writing.uploadplan import Clear, MakeDirectory, Move, Remove, Send, Step, clears_below
 from vfs.checkpoints import commit
 from vfs.clock import Clock
-from vfs.errors import DirectoryNotEmpty, NotFound, Unavailable, to_failure
+from vfs.errors import DirectoryNotEmpty, NotFound, Stale, Unavailable, to_failure
 from vfs.extents.fair import Priority
 from vfs.extents.throttle import Throttle
 from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, Version, join, split
@@ -272,7 +272,7 @@ class Publisher:
         seen_ns = old.seen_ns if old is not None and old.seen_ns else self._wanted.seen_ns(node)
         left = left_by(old)
         record = Upload(node.seq, UploadState.UPLOADING, begun_ns=begun_ns, seen_ns=seen_ns, site=point.site, left=left)
-        noted_s = -math.inf
+        noted_s, is_sent = -math.inf, False
 
         def begun(upload: writing.Upload) -> None:
             nonlocal record
@@ -288,12 +288,18 @@ class Publisher:
                 self._wanted.note(node.id, record)
 
         def still_wanted() -> None:
+            nonlocal is_sent
             self._wanted.check(node, path)
+            is_sent = True  # the first bytes go now
 
         sender, resumed = self._sender(path, point), resume_of(old)
         upload = resumed.upload if resumed is not None and resumed.site == point.site else None
         try:
             sent = await sender.send(file, to, self._token(node, to), upload, begun, arrived, still_wanted)
+        except Stale:
+            if record.resume and resumed is None and not is_sent:  # the origin has nothing of it to be asked for
+                self._wanted.note(node.id, replace(record, resume=b""))
+            raise
         except NotFound:  # its parts are gone: what the origin may show stays noted, but nothing is resumed
             if (gone := resume_of(record)) is not None:
                 forgotten = Resume(gone.site, replace(gone.upload, token=""))
