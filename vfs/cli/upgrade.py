@@ -22,7 +22,14 @@ from vfs.keeper import code, procfs, state
 from vfs.keeper.state import KeeperState
 from vfs.policy.inforce import open_store
 
-_MAINS = ("vfs.kernel.__main__", "vfs.kernel.jobs.__main__", "vfs.agent.__main__")
+_MAINS = (
+    ("vfs.kernel.__main__",),
+    ("vfs.kernel.jobs.__main__",),
+    ("vfs.agent.__main__", "vfs.agent.samples.rooms", "vfs.agent.foresight.rooms", "vfs.foresight.replicaserver"),
+)
+"""Each with what it imports only where the configuration asks for it."""
+_ROOMS = ("vfs.agent.samples.rooms", "vfs.agent.foresight.rooms", "vfs.foresight.replicaserver")
+"""What the agent's main imports where the configuration has it."""
 _IMPORT_S = 60.0
 """A cold disk needs some 15 s."""
 _POLL_S = 0.05
@@ -77,15 +84,15 @@ def _try_out(held: KeeperState, mine: code.Code) -> None:
     """
     open_store(configuration.load(held.config), held.config)
     for main in _MAINS:  # each in a process of its own: they load the same libraries in different ways
-        _import(mine, main)
+        _import(mine, ", ".join(main))
 
 
-def _import(mine: code.Code, module: str) -> None:
-    command = [mine.python, "-P", "-c", f"import {module}"]
+def _import(mine: code.Code, modules: str) -> None:
+    command = [mine.python, "-P", "-c", f"import {modules}"]
     try:
         ran = subprocess.run(command, env=mine.environ(), capture_output=True, text=True, timeout=_IMPORT_S, check=False)
     except subprocess.TimeoutExpired as exc:
-        raise DeadlineExceeded(mine.python, f"has not imported {module} within {_IMPORT_S:.0f} s") from exc
+        raise DeadlineExceeded(mine.python, f"has not imported {modules} within {_IMPORT_S:.0f} s") from exc
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["no word"])[-1]
         raise Unavailable(
