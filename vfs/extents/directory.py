@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 
@@ -27,6 +28,30 @@ _FORMAT_DIRECTORY = re.compile(r"v[0-9]+")
 def spill_directory(name: str) -> str:
     """Return where the store in memory lies that takes what the cache disk can't; `name` tells this host's mounts apart."""
     return f"/dev/shm/foremount-{os.geteuid()}-{name}"  # noqa: S108  made with mode 0700, no links are followed in it
+
+
+def spill_of_process(kind: str) -> str:
+    """Return where this process has a store in memory of its own; `sweep_spills` removes it after a kill."""
+    return spill_directory(f"{kind}-{os.getpid()}")
+
+
+def sweep_spills(kind: str) -> None:
+    """Remove the stores in memory that killed processes of this user and kind have left."""
+    above, prefix = os.path.split(spill_directory(f"{kind}-"))
+    for name in os.listdir(above):
+        pid, directory = name.removeprefix(prefix), os.path.join(above, name)
+        if pid == name or not pid.isdigit() or os.path.exists(f"/proc/{pid}"):
+            continue
+        with contextlib.suppress(OSError, Busy):  # another sweeps it, or a container has it whose processes are not seen
+            found = os.lstat(directory)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():  # anybody may make names there
+                continue
+            lock = take_lock(directory)
+            try:
+                shutil.rmtree(directory)
+            finally:
+                os.close(lock)
+            logger.info("removed %s of a process that was killed", directory)
 
 
 def leftovers(root: str, stop: threading.Event) -> Iterator[tuple[ObjectKey, int, int] | tuple[ObjectKey, None, None]]:

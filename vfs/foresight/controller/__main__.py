@@ -19,7 +19,7 @@ from vfs.agent.foresight.rooms import controlling
 from vfs.clock import SystemClock
 from vfs.errors import ForemountError, InvalidConfig, InvalidPolicy
 from vfs.extents.budget import Budget
-from vfs.extents.directory import spill_directory
+from vfs.extents.directory import spill_of_process, sweep_spills
 from vfs.extents.fetch import Fetcher
 from vfs.extents.limits import FetchLimits
 from vfs.extents.store import Store
@@ -73,7 +73,8 @@ async def _serve(loaded: config.Config, documents: PolicyStore, *, name: str, so
     async with contextlib.AsyncExitStack() as stack:
         sites = open_sites(loaded.sites, stack)
         # what is copied goes past the fetcher's stores: they only have to be there
-        store = Store.open(spill_directory(f"controller-{os.getpid()}"), _STORE_BYTES)
+        sweep_spills("controller")
+        store = Store.open(spill_of_process("controller"), _STORE_BYTES)
         stack.callback(store.close_and_remove)
         local = frozenset(SiteName(each) for each, site in loaded.sites.items() if isinstance(site, config.LocalSite))
         memory = Budget(loaded.limits.memory)
