@@ -14,7 +14,7 @@ import msgspec
 
 from vfs.errors import Failure, ForemountError
 from vfs.units import encode_unit
-from vfs.usage import Cause
+from vfs.usage import NOBODY, CallerFacts, Cause
 
 CallT = TypeVar("CallT")
 AnswerT = TypeVar("AnswerT")
@@ -34,11 +34,13 @@ class Request(msgspec.Struct, Generic[CallT], frozen=True, array_like=True):
 
     Attributes:
         deadline_s: after which nobody waits for the answer any more; 0: not answered anyway.
+        caller: the process that asks; `NOBODY` where no policy rule wants to know.
     """
 
     id: int
     call: CallT
     deadline_s: float = 0.0
+    caller: CallerFacts = NOBODY
 
 
 class Response(msgspec.Struct, Generic[AnswerT], frozen=True, array_like=True):
@@ -68,9 +70,9 @@ class Dialect(Generic[CallT, AnswerT]):
         self._requests: msgspec.msgpack.Decoder[Request[CallT]] = msgspec.msgpack.Decoder(Request[calls])
         self._responses: msgspec.msgpack.Decoder[Response[AnswerT]] = msgspec.msgpack.Decoder(Response[answers])
 
-    def request(self, number: int, call: CallT, deadline_s: float = 0.0) -> bytes:
+    def request(self, number: int, call: CallT, deadline_s: float = 0.0, caller: CallerFacts = NOBODY) -> bytes:
         """Return a call as one frame."""
-        return _frame(Request(number, call, deadline_s))
+        return _frame(Request(number, call, deadline_s, caller))
 
     def response(self, number: int, answer: AnswerT | Failed, causes: Mapping[Cause, float] | None = None) -> bytes:
         """Return an answer as one frame."""

@@ -66,6 +66,24 @@ CAUSES: dict[Cause, str] = {
 }
 
 
+class CallerFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What policy rules can match of the process that asks; None where it is not known.
+
+    Attributes:
+        job: named as in all accounting (`vfs/processes.py`).
+        world: number of ranks of the job.
+    """
+
+    uid: int | None = None
+    gid: int | None = None
+    job: str | None = None
+    world: int | None = None
+
+
+NOBODY = CallerFacts()
+"""Who asks where no process does: for what is done of our own accord."""
+
+
 class Row(msgspec.Struct):
     """Operations of one kind from one source.
 
@@ -135,9 +153,10 @@ class Request:
         source: where it was answered from.
         causes: what it waited for, seconds; None: nothing but the worker.
         asked: an origin was needed for bytes.
+        gid: of its caller, where somebody had to know and the kernel states it.
     """
 
-    __slots__ = ("asked", "began_s", "caller", "causes", "operation", "source", "subject")
+    __slots__ = ("asked", "began_s", "caller", "causes", "gid", "operation", "source", "subject")
 
     def __init__(self, operation: str, caller: object, subject: Sequence[object], began_s: float) -> None:
         self.operation = operation
@@ -147,9 +166,11 @@ class Request:
         self.source = Source.NAMES
         self.causes: dict[Cause, float] | None = None
         self.asked = False
+        self.gid: int | None = None
 
 
 _request: ContextVar[Request | None] = ContextVar("request", default=None)
+_asking: ContextVar[CallerFacts] = ContextVar("asking", default=NOBODY)
 _collected: ContextVar[dict[Cause, float] | None] = ContextVar("collected", default=None)
 
 
@@ -161,6 +182,21 @@ def serve(request: Request) -> None:
 def serving() -> Request | None:
     """Return the request that the current task serves, None in tasks of our own."""
     return _request.get()
+
+
+@contextlib.contextmanager
+def asked_by(caller: CallerFacts) -> Iterator[None]:
+    """Let the block, and the tasks of the agent that it starts, ask for this process."""
+    token = _asking.set(caller)
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+def asking() -> CallerFacts:
+    """Return the process that the current task of the agent asks for, `NOBODY` where it asks for none."""
+    return _asking.get()
 
 
 def served_from(source: Source) -> None:

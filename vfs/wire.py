@@ -12,7 +12,7 @@ import msgspec
 from vfs.frames import Dialect, Failed
 from vfs.model import Entry, LakePath, ObjectKey, Version
 from vfs.usage import Call as SlowCall
-from vfs.usage import Usage
+from vfs.usage import CallerFacts, Usage
 
 WHOLE = -2
 """For `Need.broken`."""
@@ -56,6 +56,13 @@ class OpenObject(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     path: LakePath
     version: Version
+
+
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One more process has an open object open; sent where policy rules ask who that is. Not answered."""
+
+    key: ObjectKey
+    caller: CallerFacts
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -171,6 +178,7 @@ Call = (
     | Stat
     | List
     | OpenObject
+    | Joined
     | Hold
     | Need
     | Reads

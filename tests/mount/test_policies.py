@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pytest
 
 from tests.lake import Lake, foremount, mounted, wait_until
 from tests.marks import MOUNT
+from tests.mount.documents import FOLLOWS_S, explain, follow, write
 from tests.servers.wan_origin import Fault, WanOrigin
 
 pytestmark = MOUNT
@@ -41,7 +41,6 @@ size = "1GiB"
 """
 DIRECTORIES = ("rewritten", "added", "held", "own", "kept", "steady")
 """Each of one test: names there are believed from its first look on."""
-FOLLOWS_S = 5.0
 BELIEVED = 'staleness = "immutable", listing_ttl = "1h"'
 ASKED = 'staleness = "close-to-open", listing_ttl = "0s"'
 BROKEN = 'format = 1\n\n[[rules]]\nname = "all"\nmatch = {}\nset = { stalenes = "immutable" }\n'
@@ -71,29 +70,12 @@ def site(lake: Lake, wan_origin: WanOrigin) -> Path:
 def put_in_force(lake: Lake, values: str, match: str = "") -> None:
     """Return once agent and worker follow a document with this rule alone."""
     write_rule(lake.base, values, match)
-    version = json.loads(lake.command("policy", "reload", "--mountpoint", str(lake.root), "--json").stdout)["after"]
-    wait_until(lambda: version_of_worker(lake) == version, "the worker", FOLLOWS_S)
-
-
-def version_of_worker(lake: Lake) -> str:
-    """Return what the worker said last that it follows."""
-    return re.findall(r"policy (\w+) in force", lake.log("worker"))[-1]
+    follow(lake)
 
 
 def write_rule(base: Path, values: str, match: str = "") -> None:
     """Replace the admin's document by one with a single rule, in one step."""
     write(base, f'format = 1\n\n[[rules]]\nname = "all"\nmatch = {{ {match} }}\nset = {{ {values} }}\n')
-
-
-def write(base: Path, text: str) -> None:
-    fresh = base / "site.new"
-    fresh.write_text(text)
-    fresh.replace(base / "policies/site.toml")
-
-
-def explain(lake: Lake, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(lake.command("explain", path, "--mountpoint", str(lake.root), "--json").stdout)
-    return found
 
 
 def audit(lake: Lake) -> list[dict[str, Any]]:

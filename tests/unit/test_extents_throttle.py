@@ -46,6 +46,17 @@ async def test_claim_goes_at_once_and_what_follows_waits_until_it_is_paid_for() 
     await second
 
 
+async def test_claim_that_another_rate_bounds_from_now_on_leaves_and_pays_nothing() -> None:
+    throttle = Throttle(FakeClock())
+    assert await throttle.passed(1000, lambda: RATE, lambda: Priority.FOREGROUND)
+    stated: list[float | None] = [RATE]
+    waiting = asyncio.create_task(throttle.passed(10**9, lambda: stated[0], lambda: Priority.FOREGROUND))
+    await asyncio.sleep(0)
+    stated[0] = None
+    assert not await waiting
+    assert await throttle.passed(0, lambda: math.inf, lambda: Priority.PREFETCH)
+
+
 async def test_reader_passes_before_prefetches_that_came_earlier_and_those_that_he_joins_do_too() -> None:
     world = World()
     joined = [Priority.PREFETCH]

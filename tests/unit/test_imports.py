@@ -51,6 +51,7 @@ LAYER_OF_PACKAGE = {
     "vfs.training": "services",
     "vfs.unixhttp": "services",
     "vfs.httpservice": "services",
+    "vfs.processes": "services",
     "vfs.tls": "services",
     "vfs.filesystem": "file system",
     "vfs.traces": "file system",

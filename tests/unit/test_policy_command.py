@@ -36,10 +36,14 @@ def test_check_without_paths_checks_what_is_shipped():
 
 def test_check_of_a_directory_runs_the_tables_in_it(directory):
     result = run("check", str(directory))
-    assert (result.exit_code, result.stdout) == (
-        0,
-        "note   own/r, line 2: never matches so far: uid is not known yet\n"
-        "2 documents, 1 cases: 0 errors, 0 wrong decisions\n",
+    assert (result.exit_code, result.stdout) == (0, "2 documents, 1 cases: 0 errors, 0 wrong decisions\n")
+
+
+def test_check_names_what_a_rule_about_callers_can_not_decide(directory):
+    (directory / "own.toml").write_text(GOOD.replace('cache = "keep"', 'cache = "keep", eval_copies = "off"'))
+    assert run("check", str(directory)).stdout == (
+        "note   own/r, line 2: never sets eval_copies: it is decided for nobody, who has no uid\n"
+        "2 documents, 1 cases: 0 errors, 0 wrong decisions\n"
     )
 
 
@@ -87,9 +91,10 @@ def test_check_of_a_configuration_names_what_its_documents_state_to_no_effect(di
     config.write_text(
         'policies = ["own.toml"]\n[sites.here]\nkind = "local"\npath = "/srv"\n[[mounts]]\nprefix = "/"\nsite = "here"\n'
     )
+    (directory / "own.toml").write_text(GOOD.replace('cache = "keep"', 'residency = ["eu"]'))
     result = CliRunner().invoke(main, ["config", "check", str(config)])
     assert [line for line in result.stdout.splitlines() if line.startswith("note")] == [
-        "note: own/r, line 2: never matches so far: uid is not known yet",
+        "note: own/r, line 2: never sets residency: it is decided for nobody, who has no uid",
     ]
 
 
@@ -148,7 +153,8 @@ def test_explain_with_all_facts_says_why_rules_do_not_match(directory):
         "--format", "dcp", "--world", "8", "--host", "h", "--policy", str(directory), "--rules",
     )  # fmt: skip
     assert result.exit_code == 0
-    assert "own/r: no, uid does not match" in result.stdout
+    assert "\npath a/x, size 4KiB, uid 8, gid 1, job j, site s, access read, format dcp, world 8, host h\n" in result.stdout
+    assert "own/r: no, uid is 8, the rule wants 7\n" in result.stdout
 
 
 def test_explain_as_json_names_value_origin_and_every_rule(directory):

@@ -15,6 +15,7 @@ from vfs.model import LakePath, SiteName
 from vfs.policy.facts import Access
 from vfs.policy.inforce import InForce, defaults_of, open_store, snapshots_named, unheeded
 from vfs.policy.store import PolicyStore
+from vfs.usage import NOBODY, CallerFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = SiteName("origin")
@@ -147,11 +148,61 @@ def test_set_that_can_not_be_kept_is_in_force_all_the_same(tmp_path: Path, caplo
     assert "can't be kept: No such file or directory" in caplog.text
 
 
-def test_what_nothing_heeds_yet_is_named_for_documents_of_ones_own(tmp_path: Path) -> None:
-    store, _ = in_force(tmp_path, rule('job = "run-*", path = "a"', 'deadline = "1s"'))
+def test_what_nothing_heeds_is_named_for_documents_of_ones_own(tmp_path: Path) -> None:
+    store, _ = in_force(tmp_path, rule('world = 8, path = "a"', 'deadline = "1s", commit_marker = "DONE", cache = "keep"'))
     assert [(str(origin), sentence) for origin, sentence in unheeded(store.current.rules)] == [
-        ("own/r", "never matches so far: job is not known yet"),
+        ("own/r", "never sets commit_marker: it is decided for nobody, who has no world"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("match", "meant", "others"),
+    [
+        ("uid = 7", CallerFacts(uid=7), [CallerFacts(uid=8, gid=7), NOBODY]),
+        ("gid = 7", CallerFacts(gid=7), [CallerFacts(uid=7, gid=8), NOBODY]),
+        ('job = "run*"', CallerFacts(job="run1"), [CallerFacts(job="walk"), NOBODY]),
+        ('world = "8..16"', CallerFacts(world=8), [CallerFacts(world=16), NOBODY]),
+    ],
+    ids=["uid", "gid", "job", "world"],
+)
+def test_who_asks_is_a_fact(tmp_path: Path, match: str, meant: CallerFacts, others: list[CallerFacts]) -> None:
+    store, _ = in_force(tmp_path, rule(match, 'deadline = "1s"'))
+    asking = [meant]
+    policy = InForce(store, host="h", caller=lambda: asking[0])
+    assert policy.deadline_s(PATH, Access.READ, SITE) == 1
+    for asking[0] in others:
+        assert policy.deadline_s(PATH, Access.READ, SITE) == 9
+        assert policy.decision(PATH, Access.READ, SITE, caller=meant).values.deadline == 1
+
+
+def test_nobody_has_to_tell_who_asks_where_no_rule_wants_to_know(tmp_path: Path) -> None:
+    def caller() -> CallerFacts:
+        raise AssertionError("costs a look")
+
+    (tmp_path / "own.toml").write_text(rule('format = "tar"', 'deadline = "1s"'))
+    policy = InForce(PolicyStore([str(tmp_path / "own.toml")]), caller=caller)
+    assert policy.deadline_s(LakePath("a.TAR"), Access.READ, SITE) == 1
+    assert policy.deadline_s(LakePath("tar"), Access.READ, SITE) == 60
+
+
+def test_kernel_believes_what_the_one_believes_who_believes_it_the_shortest(tmp_path: Path) -> None:
+    text = rule("", 'staleness = "immutable", listing_ttl = "1h"')
+    text += '[[rules]]\nname = "x"\nmatch = { uid = 7, path = "x/**" }\nset = { staleness = "ttl=2s", listing_ttl = "2h" }\n'
+    text += '[[rules]]\nname = "y"\nmatch = { job = "run", path = "x/**" }\nset = { staleness = "ttl=3s" }\n'
+    text += '[[rules]]\nname = "z"\nmatch = { path = "x/z/**" }\nset = { staleness = "ttl=5s" }\n'
+    store, _ = in_force(tmp_path, text)
+    policy = InForce(store, caller=lambda: CallerFacts(uid=8, job="walk"))
+    asked = ["x/a", "y", "x/z/a"]
+    assert [policy.version_ttl_s(LakePath(path), SITE, 1) for path in asked] == [math.inf, math.inf, 5]
+    assert [policy.kernel_version_ttl_s(LakePath(path), SITE, 1) for path in asked] == [2, math.inf, 5]
+    assert policy.kernel_listing_ttl_s(LakePath("x"), SITE) == 3600  # longer for one is no longer for all
+
+
+def test_snapshot_of_a_path_does_not_depend_on_who_asks(tmp_path: Path) -> None:
+    free = '[[rules]]\nname = "free"\nmatch = { uid = 7 }\nset = { staleness = "ttl=1s" }\n'
+    store, _ = in_force(tmp_path, rule('path = "data/**"', 'staleness = "pinned=v1"') + free)
+    policy = InForce(store, caller=lambda: CallerFacts(uid=7))
+    assert policy.snapshot(LakePath("data/a"), SITE) == "v1"
 
 
 def test_snapshot_of_a_path_is_that_of_the_last_rule_that_says_so(tmp_path: Path) -> None:

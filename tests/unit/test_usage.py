@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from contextvars import Context
 
 import pytest
+import trio
 
-from vfs.agent.jobnames import job_of
+from tests.lake import wait_until
 from vfs.agent.ledger import JOBS_MAX, OTHER, WINDOW_S, JobKey, Ledger
-from vfs.kernel.account import SLOW_S, Account, parse_process
-from vfs.usage import Cause, Row, Source, Usage, between, collecting, served_from, serving, spent, waited
+from vfs.kernel.account import SLOW_S, Account
+from vfs.processes import job_of, parse_process, read_stamp, world_of
+from vfs.usage import NOBODY, CallerFacts, Cause, Row, Source, Usage, between, collecting, served_from, serving, spent, waited
 
 PHASES = [(10.0, Cause.QUEUE), (11.0, Cause.LATENCY), (13.0, Cause.LINK)]
 
@@ -119,8 +123,8 @@ def test_outside_of_a_request_nothing_is_noted() -> None:
     ],
 )
 def test_unified_cgroup_counts_unless_it_is_the_root(cgroups: bytes, expected: str) -> None:
-    status = b"Name:\tpython\nUmask:\t0022\nTgid:\t41\nUid:\t0\t0\t0\t0\n"
-    assert parse_process(42, status, cgroups) == (41, "python", expected)
+    status = b"Name:\tpython\nUmask:\t0022\nTgid:\t41\nUid:\t0\t0\t0\t0\nGid:\t1\t2\t3\t4\n"
+    assert parse_process(42, status, cgroups) == (41, "python", expected, 4)
 
 
 POD = "/kubepods.slice/kubepods-pod3f1c6a52_9d1e_4f6a_8a55_0c0de5c0ffee.slice/cri-containerd-x.scope"
@@ -144,6 +148,61 @@ POD = "/kubepods.slice/kubepods-pod3f1c6a52_9d1e_4f6a_8a55_0c0de5c0ffee.slice/cr
 )
 def test_job_is_named_by_its_environment_then_by_its_cgroup(cgroup: str, environ: dict[str, str], expected: str) -> None:
     assert job_of(cgroup, 5, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "8"}, 8),
+        ({"SLURM_NTASKS": "4", "WORLD_SIZE": "32"}, 32),
+        ({"WORLD_SIZE": "many", "PMI_SIZE": "2"}, 2),
+        ({"WORLD_SIZE": "0"}, None),
+        ({"WORLD_SIZE": "-1"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "9999999"}, 9_999_999),
+        ({"OMPI_COMM_WORLD_SIZE": "10000000"}, None),
+    ],
+)
+def test_ranks_of_a_job_are_the_first_number_in_its_environment(environ: dict[str, str], expected: int | None) -> None:
+    assert world_of(environ) == expected
+
+
+def test_another_program_in_a_process_has_another_stamp_and_a_fork_too() -> None:
+    script = "read line; exec sleep 60"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        before = read_stamp(process.pid)
+        assert before is not None
+        assert before == read_stamp(process.pid)
+        assert before != read_stamp(os.getpid())
+        process.stdin.write(b"on\n")
+        process.stdin.flush()
+        wait_until(lambda: read_stamp(process.pid) != before, "another program")
+        process.kill()
+    assert read_stamp(process.pid) is None
+
+
+def test_job_is_found_out_once_where_a_rule_asks_for_it() -> None:
+    environ = {"FOREMOUNT_JOB": "run7", "WORLD_SIZE": "16"}
+    wanted: set[str] = set()
+    account = Account(lambda: (1, 0), lambda: frozenset(wanted))
+    with subprocess.Popen(["sleep", "60"], env=environ) as process:
+
+        async def asked(gid: int) -> CallerFacts:
+            request = account.begin("open", ())
+            await account.identify(request, process.pid, os.getuid(), gid)
+            return account.facts()
+
+        assert trio.run(asked, 5) == NOBODY
+        wanted.add("gid")
+        assert trio.run(asked, 5) == CallerFacts(0, 5)
+        wanted.add("job")
+        account = Account(lambda: (process.pid, os.getuid()), lambda: frozenset(wanted))
+        assert trio.run(asked, 6) == CallerFacts(os.getuid(), 6, "run7", 16)
+        process.kill()
+    request = account.begin("read", ())  # of a process that has ended: what is known of it counts
+    assert account.facts() == CallerFacts(os.getuid(), 6, "run7", 16)
+    account.end(request, 0)
 
 
 def used(pid: int = 1, bytes_: int = 10, wait_s: float = 0.5) -> Usage:

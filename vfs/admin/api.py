@@ -29,6 +29,7 @@ from vfs.admin.records import (
     CacheQuery,
     Ended,
     EventsQuery,
+    ExplainQuery,
     JobBody,
     PathQuery,
     PathsBody,
@@ -72,6 +73,7 @@ from vfs.httpservice import (
 )
 from vfs.model import NAME_BYTES_MAX, LakePath
 from vfs.units import encode_unit
+from vfs.usage import CallerFacts, asked_by
 
 if TYPE_CHECKING:
     from vfs.agent.samples.rooms import SampleRooms  # takes pyarrow along: for mounts with samples
@@ -208,7 +210,10 @@ class Api:
         return _json(self._facts.why(_query(request, WhyQuery)))
 
     async def explain(self, request: web.Request) -> web.Response:
-        return _json(await self._status.explain(_lake_path(_query(request, PathQuery).path)))
+        query = _query(request, ExplainQuery)
+        caller = CallerFacts(query.uid, query.gid, query.job, query.world)
+        with asked_by(caller):
+            return _json(await self._status.explain(_lake_path(query.path), with_rules=query.rules))
 
     async def config(self, request: web.Request) -> web.Response:
         return _json(self._config())

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,8 @@ import msgspec
 from vfs.clock import Clock
 from vfs.errors import InvalidPolicy, Stale, to_failure
 from vfs.policy.engine import Decision
+from vfs.policy.explain import verdicts_text
+from vfs.policy.facts import Facts
 from vfs.policy.store import PolicyStore, Reload
 from vfs.policy.values import value_text
 from vfs.policy.watch import watch
@@ -138,6 +140,10 @@ class Policies:
             "documents": [document.name for document in self._store.current.rules.documents],
             "error": None if error is None else msgspec.structs.asdict(to_failure(error)),
         }
+
+    def verdicts(self, facts: Facts) -> Mapping[str, str]:
+        """Return what becomes of each rule in force for an access, for people."""
+        return verdicts_text(self._store.current.rules, facts)
 
     def facts(self) -> dict[str, Any]:
         """Return what is in force, rule by rule as far as names and places go."""

@@ -469,6 +469,16 @@ class PathQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: LakePathText = ""
 
 
+class ExplainQuery(PathQuery, frozen=True, forbid_unknown_fields=True):
+    """Which path is meant, and who asks: what is not stated is not known."""
+
+    uid: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
+    gid: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
+    job: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    world: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    rules: Annotated[bool, msgspec.Meta(description="Say of every rule whether it matches, and if not, why.")] = False
+
+
 class CacheQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which objects of the cache are meant."""
 

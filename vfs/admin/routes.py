@@ -55,7 +55,7 @@ ROUTES = [
     Route("GET", "/v1/why", "why", READ, "where the time of a process, a job or everybody went, and what would change it",
           records.Why, query=records.WhyQuery),
     Route("GET", "/v1/explain", "explain", READ, "which site, version, cache state and policy rules serve a path",
-          dict[str, Any], query=records.PathQuery),
+          dict[str, Any], query=records.ExplainQuery),
     Route("GET", "/v1/config", "config", READ, "the configuration, without secrets", dict[str, Any], snapshot=True),
     Route("GET", "/v1/policies", "policies", READ, "the policy documents in force", records.PolicyFacts, etag=True),
     Route("GET", "/v1/cache", "cache", READ, "the stores, and objects of the cache", records.CacheFacts,

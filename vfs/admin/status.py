@@ -30,6 +30,7 @@ from vfs.extents.link import LineFacts
 from vfs.extents.store import Store
 from vfs.model import LakePath, SiteName, Version, object_key
 from vfs.namespace.mounts import MountPoint, MountTable
+from vfs.policy.explain import facts_text
 from vfs.policy.facts import Access
 from vfs.units import encode_unit
 
@@ -135,8 +136,11 @@ class Status:
             totals = {"trouble": str(exc)}
         return {"directory": store.directory, **totals, **asdict(store.counters)}
 
-    async def explain(self, path: LakePath) -> dict[str, Any]:
-        """Return where the bytes of a path come from right now, and why.
+    async def explain(self, path: LakePath, *, with_rules: bool = False) -> dict[str, Any]:
+        """Return where the bytes of a path come from right now for whom the current task asks, and why.
+
+        Args:
+            with_rules: say of every rule what became of it.
 
         Raises:
             NotFound: nothing is there.
@@ -154,7 +158,8 @@ class Status:
                 raise NotFound(path)
             facts |= {"served_from": "local site", "host_path": host_path, "mode": self._passthrough_or_cache()}
             found = os.lstat(host_path)
-            return facts | self._policy_facts(path, None if stat.S_ISDIR(found.st_mode) else found.st_size)
+            size = None if stat.S_ISDIR(found.st_mode) else found.st_size
+            return facts | self._policy_facts(path, size, with_rules=with_rules)
         entry = await self._metadata.stat(path)
         if entry is None:
             raise NotFound(path)
@@ -162,13 +167,16 @@ class Status:
         if entry.kind == "file":
             facts |= self._object_facts(point, path, entry.version)
             facts |= await self._placement_facts(path, entry.version)
-        return facts | self._policy_facts(path, entry.version.size if entry.kind == "file" else None)
+        size = entry.version.size if entry.kind == "file" else None
+        return facts | self._policy_facts(path, size, with_rules=with_rules)
 
-    def _policy_facts(self, path: LakePath, size: int | None) -> dict[str, Any]:
+    def _policy_facts(self, path: LakePath, size: int | None, *, with_rules: bool) -> dict[str, Any]:
         """Return what holds for opening or listing the path."""
         access = Access.LIST if size is None else Access.OPEN
-        values = decision_facts(self._rules.decision(path, access, size))
-        return {"policies": self._policies.summary(), "values": values}
+        known = self._rules.facts(path, access, size)
+        found = {"policies": self._policies.summary(), "facts": facts_text(known)}
+        found["values"] = decision_facts(self._rules.decision(path, access, size))
+        return found | {"rules": self._policies.verdicts(known)} if with_rules else found
 
     def _object_facts(self, point: MountPoint, path: LakePath, version: Version) -> dict[str, Any]:
         key = object_key(SiteName(point.site), point.site_path(path), version)

@@ -26,7 +26,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
-from vfs import config
+from vfs import config, usage
 from vfs.admin.policies import AuditLog, Policies
 from vfs.admin.service import Admin
 from vfs.admin.spans import Spans
@@ -120,7 +120,7 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         asyncio.get_running_loop().add_signal_handler(number, _end, ended, number)
     async with contextlib.AsyncExitStack() as stack:
         sites = open_sites(loaded.sites, stack)
-        rules = PathRules(InForce(documents), mounts)
+        rules = PathRules(InForce(documents, caller=usage.asking), mounts)
         store = Store.open(loaded.cache.directory, loaded.cache.size, keep_of=rules.keep_of)
         stack.callback(store.close)
         spill = Store.open(spill_directory(os.path.basename(rundir.path)), _SPILL_BYTES)
@@ -301,7 +301,7 @@ async def _uploading(
                 writers,
                 catalog,
                 directory=config.staging_directory(loaded),
-                decide=functools.partial(rules.decision, access=Access.WRITE),
+                decide=functools.partial(rules.decision, access=Access.WRITE, caller=usage.NOBODY),
                 clock=clock,
                 limits=SendLimits(),
             )

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from vfs.errors import DeadlineExceeded, ForemountError, Unavailable, to_failure
 from vfs.frames import BrokenFrame, Dialect, Failed, FrameBuffer, Request
-from vfs.usage import Cause, collecting
+from vfs.usage import Cause, asked_by, collecting
 
 log = logging.getLogger(__name__)
 CallT = TypeVar("CallT")
@@ -111,7 +111,7 @@ class WorkerLine(Generic[CallT, AnswerT]):
         causes: dict[Cause, float] = {}
         answer: AnswerT | Failed
         try:
-            with collecting() as causes:
+            with collecting() as causes, asked_by(request.caller):
                 async with asyncio.timeout(request.deadline_s or None):
                     answer = await connection.carry_out(request.call)
         except ForemountError as exc:

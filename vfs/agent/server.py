@@ -106,6 +106,8 @@ class _Worker:
                 if key in self.kept:
                     self.kept.remove(key)
                     self._server.store.release(key)
+            case wire.Joined(key, caller):
+                self._server.objects.joined(key, caller)
             case wire.Reads(key, ranges):
                 self._server.on_reads(key, ranges)
             case wire.Counters(values):

@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vfs.checkpoints import arrow, dcp, parquet, safetensors, tar, torchzip
+from vfs.checkpoints.formats import format_of
 from vfs.checkpoints.layout import Layout, Needs
 
-_BY_ENDING: dict[str, Callable[[int], Needs[Layout]]] = {
-    ".safetensors": safetensors.layout,
-    ".pt": torchzip.layout,
-    ".pth": torchzip.layout,
-    ".bin": torchzip.layout,
-    ".ckpt": torchzip.layout,
-    ".tar": tar.layout,
-    ".parquet": parquet.layout,
-    ".arrow": arrow.layout,
-    ".feather": arrow.layout,
+_PARSERS: dict[str, Callable[[int], Needs[Layout]]] = {
+    "safetensors": safetensors.layout,
+    "torch": torchzip.layout,
+    "tar": tar.layout,
+    "parquet": parquet.layout,
+    "arrow": arrow.layout,
 }
-_DCP_ENDING = ".distcp"
 
 
 def recognise(path: str, size: int) -> Needs[Layout] | None:
@@ -29,7 +25,7 @@ def recognise(path: str, size: int) -> Needs[Layout] | None:
 
     The parser looks at the bytes before it believes the name: `NoLayout` is what a wrong guess costs.
     """
-    make = _BY_ENDING.get(_ending(path))
+    make = _PARSERS.get(format_of(path) or "")
     return make(size) if make is not None and size > 0 else None
 
 
@@ -39,14 +35,9 @@ def described_by(path: str) -> str | None:
     It is read with `dcp.layouts`, whose result has them by their path relative to its directory.
     """
     directory, slash, _ = path.rpartition("/")
-    return directory + slash + dcp.METADATA if _ending(path) == _DCP_ENDING else None
+    return directory + slash + dcp.METADATA if format_of(path) == "dcp" else None
 
 
 def index_of(path: str) -> str | None:
     """Return the path that an index of a tar archive would have, or None; it is read as a whole, for `tar.indexed`."""
-    return path + ".idx" if _ending(path) == ".tar" else None
-
-
-def _ending(path: str) -> str:
-    name = path.rpartition("/")[2]
-    return name[name.rfind(".") :].lower() if "." in name else ""
+    return path + ".idx" if format_of(path) == "tar" else None

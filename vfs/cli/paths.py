@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+import msgspec
 
+from vfs import processes
 from vfs.cli import locate, output
 from vfs.cli.client import AdminClient
-from vfs.errors import failure_from
+from vfs.errors import NotFound, failure_from
 from vfs.units import format_size
 
 QUESTION_S = 30.0
@@ -27,16 +29,38 @@ _mountpoint_option = click.option("--mountpoint", help="Which mount lake paths b
 @click.command()
 @click.argument("path")
 @_mountpoint_option
+@click.option(
+    "--pid", type=click.IntRange(1), help="As this process gets it: its uid, gid, job and ranks, if we may see them."
+)
+@click.option("--uid", type=click.IntRange(0), help="User id of the process.")
+@click.option("--gid", type=click.IntRange(0), help="Group id of the process.")
+@click.option("--job", help="Name of its job, as `foremount top` has it.")
+@click.option("--world", type=click.IntRange(1), help="Ranks of the job.")
+@click.option("--rules", is_flag=True, help="Say of every rule whether it matches, and if not, why.")
 @output.json_option
-def explain(path: str, mountpoint: str | None, as_json: bool) -> None:
-    """Say which site, replica, version, cache state and policy rule serve PATH, and why."""
+def explain(path: str, mountpoint: str | None, pid: int | None, rules: bool, as_json: bool, **stated: Any) -> None:
+    """Say which site, replica, version, cache state and policy rule serve PATH, and why.
+
+    Rules that match by uid, gid, job or world need to be told whose question it is: a process's, or that of one like this.
+    """
     located, (lake_path,) = locate.lake_paths((path,), mountpoint)
-    facts = AdminClient(located.run_dir.admin_socket, QUESTION_S).get("/v1/explain", path=lake_path)
+    caller = _caller(pid) | {name: value for name, value in stated.items() if value is not None}
+    query = {name: str(value) for name, value in caller.items()} | ({"rules": "true"} if rules else {})
+    facts = AdminClient(located.run_dir.admin_socket, QUESTION_S).get("/v1/explain", path=lake_path, **query)
     if as_json:
         output.print_json(facts)
     else:
         values = facts.pop("values", {})
         click.echo("\n".join([f"/{lake_path}", *_tree(facts, 1), *_policy_lines(values)]))
+
+
+def _caller(pid: int | None) -> dict[str, Any]:
+    if pid is None:
+        return {}
+    found = processes.look(pid)
+    if found is None:
+        raise NotFound(f"process {pid}", "is not running")
+    return {name: value for name, value in msgspec.structs.asdict(found).items() if value is not None}
 
 
 @click.command()

@@ -12,12 +12,14 @@ import click
 import msgspec
 
 from vfs import config
+from vfs.checkpoints.formats import FORMATS, format_of
 from vfs.cli import locate, output
 from vfs.cli.client import AdminClient
 from vfs.errors import InvalidPolicy
 from vfs.policy.cases import Result, check_file
 from vfs.policy.diff import Change, condition_text, diff
 from vfs.policy.engine import Decision, Origin, Rule, RuleSet, decide, explain
+from vfs.policy.explain import facts_text, verdicts_text
 from vfs.policy.facts import Access, Facts, Match
 from vfs.policy.inforce import defaults_of, unheeded
 from vfs.policy.loader import ALWAYS, Text, compile_rules, load, parse, read, shipped_directory, shipped_names
@@ -120,7 +122,7 @@ def diff_(before: str, after: str, as_json: bool) -> None:
 @click.option("--job", help="Name of its job.")
 @click.option("--site", help="Name of the site that is asked.")
 @click.option("--access", type=click.Choice([str(kind) for kind in Access]), help="Kind of access.")
-@click.option("--format", "file_format", help="Format of the file: safetensors, parquet, …")
+@click.option("--format", "file_format", type=click.Choice(FORMATS), help="Format of the file, if not by its name.")
 @click.option("--world", type=click.IntRange(1), help="Ranks of the job.")
 @click.option("--host", help="Name of the host.")
 @click.option("--rules", "with_rules", is_flag=True, help="Say of every rule whether it matches, and if not, why.")
@@ -133,7 +135,10 @@ def explain_(
     as_json: bool,
     **stated: Any,
 ) -> None:
-    """Show the values that hold for PATH (below the mount point) and the rule that gave each."""
+    """Show the values that hold for PATH (below the mount point) and the rule that gave each.
+
+    What is not stated is not known, but for the format, which follows from the name. `foremount explain` asks a mount.
+    """
     rules = _load(sources, config_path)
     facts = _facts(path, **stated)
     decision = decide(rules, facts)
@@ -145,9 +150,9 @@ def explain_(
         value = getattr(decision.values, name)
         click.echo(f"{name:<{width}}  {value_text(value):<22}  {_origin_text(origin)}")
     if with_rules:
-        click.echo("")
-        for verdict in explain(rules, facts):
-            click.echo(f"{verdict.origin}: {_verdict_text(verdict.mismatch, verdict.wins)}")
+        click.echo("\n" + ", ".join(f"{name} {text}" for name, text in facts_text(facts).items()))
+        for rule, text in verdicts_text(rules, facts).items():
+            click.echo(f"{rule}: {text}")
 
 
 @policy.command()
@@ -245,7 +250,7 @@ def _facts(path: str, *, size: str | None, file_format: str | None, access: str 
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="--size") from exc
     kind = Access(access) if access else None
-    return Facts(path.strip("/"), size=size_bytes, access=kind, format=file_format, **others)
+    return Facts(path.strip("/"), size=size_bytes, access=kind, format=file_format or format_of(path), **others)
 
 
 def _numbered(rules: RuleSet) -> Iterable[tuple[Rule, Origin]]:
@@ -264,12 +269,6 @@ def _match_text(match: Match) -> str:
 
 def _settings_text(rule: Rule) -> str:
     return ", ".join(f"{name} = {value_text(value)}" for name, value in settings_of(rule.set).items())
-
-
-def _verdict_text(mismatch: str | None, wins: tuple[str, ...]) -> str:
-    if mismatch:
-        return f"no, {mismatch} does not match"
-    return f"gives {', '.join(wins)}" if wins else "matches, later rules win"
 
 
 def _plain(value: Any) -> Any:
@@ -303,7 +302,7 @@ def _decision_fact(rules: RuleSet, facts: Facts, decision: Decision) -> dict[str
         {"rule": str(verdict.origin), "mismatch": verdict.mismatch, "wins": list(verdict.wins)}
         for verdict in explain(rules, facts)
     ]
-    return {"path": facts.path, "values": values, "rules": verdicts}
+    return {"path": facts.path, "facts": facts_text(facts), "values": values, "rules": verdicts}
 
 
 def _print_check_json(errors: list[InvalidPolicy], notes: list[str], results: list[Result], documents: int) -> None:

@@ -307,14 +307,21 @@ class Requests:
 
     async def _pass(self, identity: Identity, site: SiteName, job: Job, size: int) -> Throttle | None:
         """Wait until the policy lets a job's bytes come from a site; return by which budget, None where there is none."""
-        rule, rate = self._rate_of(identity, job.priority)
-        if math.isinf(rate):
-            return None
-        throttle = self._throttles.get((site, rule))
-        if throttle is None:
-            throttle = self._throttles[site, rule] = Throttle(self._clock)
-        job.enter(Cause.BUDGET, self._clock.monotonic_s())
-        await throttle.passed(size, lambda: self._rate_of(identity, job.priority)[1], lambda: job.priority)
+        throttle = None
+
+        def rate_now() -> float | None:
+            now_by, now = self._rate_of(identity, job.priority)
+            return now if now_by == rule else None
+
+        while True:
+            rule, rate = self._rate_of(identity, job.priority)
+            if math.isinf(rate):
+                break
+            throttle = self._throttles.setdefault((site, rule), Throttle(self._clock))
+            job.enter(Cause.BUDGET, self._clock.monotonic_s())
+            if await throttle.passed(size, rate_now, lambda: job.priority):
+                break
+            throttle = None
         job.enter(Cause.QUEUE, self._clock.monotonic_s())
         return throttle
 

@@ -6,6 +6,7 @@ Runs on the agent's loop; starts no task.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 
@@ -30,29 +31,30 @@ class Throttle:
         self._waiting: list[tuple[Callable[[], Priority], int]] = []
         self._changed = asyncio.Event()
 
-    async def passed(self, size: int, rate: Callable[[], float], priority: Callable[[], Priority]) -> None:
-        """Return when `size` bytes may go.
+    async def passed(self, size: int, rate: Callable[[], float | None], priority: Callable[[], Priority]) -> bool:
+        """Return True when `size` bytes may go, False once they need not pass here any more.
 
         Args:
-            rate: bytes per second as it is stated now.
+            rate: bytes per second as it is stated now; None: another rate bounds them.
             priority: of who waits, which may rise meanwhile.
         Cancellation: nothing has passed.
         """
         claim = (priority, next(self._serial))
         self._waiting.append(claim)
         try:
-            while wait_s := self._wait_s(claim, rate()):
-                changed = self._changed
-                try:
+            while (stated := rate()) is not None:
+                wait_s, changed = self._wait_s(claim, stated), self._changed
+                if not wait_s:
+                    self.charge(size)
+                    return True
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await changed.wait()
-                except TimeoutError:
-                    continue
+            return False
         finally:
             self._waiting.remove(claim)
             self._changed.set()
             self._changed = asyncio.Event()
-        self.charge(size)
 
     def charge(self, size: int) -> None:
         """Count bytes that go along with what has passed: what follows waits for them."""

@@ -17,7 +17,7 @@ from vfs import usage, wire
 from vfs.errors import DeadlineExceeded, Failure, from_failure
 from vfs.frames import BrokenFrame, Dialect, Failed, FrameBuffer
 from vfs.samples import wire as samples
-from vfs.usage import Cause
+from vfs.usage import NOBODY, CallerFacts, Cause
 
 log = logging.getLogger(__name__)
 CallT = TypeVar("CallT")
@@ -60,6 +60,9 @@ class Line(Generic[CallT, TellT]):
         dialect: what is spoken.
         deadline_s: after which a call fails.
 
+    Attributes:
+        caller: tells the process that the call is made for.
+
     Invariant: `_waiting` holds exactly the calls that somebody awaits.
     """
 
@@ -76,6 +79,7 @@ class Line(Generic[CallT, TellT]):
         self.connections = 0
         self.on_connect: Callable[[], None] = lambda: None
         self.on_told: Callable[[TellT], None] = lambda _: None
+        self.caller: Callable[[], CallerFacts] = lambda: NOBODY
 
     @property
     def connected(self) -> bool:
@@ -104,7 +108,7 @@ class Line(Generic[CallT, TellT]):
         causes: dict[Cause, float] = {}
         number = self._next_id
         self._next_id += 1
-        waiting = self._waiting[number] = _Waiting(self._dialect.request(number, call, deadline_s))
+        waiting = self._waiting[number] = _Waiting(self._dialect.request(number, call, deadline_s, self.caller()))
         failure: Failure | None = None
         try:
             with trio.fail_after(deadline_s):

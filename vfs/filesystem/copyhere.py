@@ -67,6 +67,9 @@ class CopyHere:
     async def sync(self) -> None:
         await self._held.sync()
 
+    def joined(self) -> None:
+        self._held.joined()
+
     def announce(self) -> None:
         self._held.announce()
 

@@ -101,8 +101,8 @@ class LocalTree:
         if self._point.prefix == STATUS_PREFIX:
             return TTL_S  # no document speaks of the status files
         if stat.S_ISDIR(found.st_mode):
-            return min(TTL_S, self._policy.listing_ttl_s(LakePath(split(path)[0]), self._point.site))
-        believed_s = self._policy.version_ttl_s(path, self._point.site, found.st_size)
+            return min(TTL_S, self._policy.kernel_listing_ttl_s(LakePath(split(path)[0]), self._point.site))
+        believed_s = self._policy.kernel_version_ttl_s(path, self._point.site, found.st_size)
         if math.isinf(believed_s) and not self.writable:
             return KERNEL_TTL_S_MAX
         return min(TTL_S, believed_s)
@@ -303,6 +303,9 @@ class LocalSource:
     async def sync(self) -> None:
         with Translated(self._subject):
             await trio.to_thread.run_sync(os.fsync, self._fd)
+
+    def joined(self) -> None:
+        return
 
     def announce(self) -> None:
         return

@@ -111,6 +111,8 @@ class OpenFiles:
             Stale: the kernel has a file that is not right any more; the name has another inode from now on.
         """
         file = self._files.get(ino) or await self._open_once(ino, opener, writable=writable)
+        if file.source is not None:
+            file.source.joined()
         # Atomic: no await until the caller has answered the kernel.
         inode = self._inodes.get(ino)
         if inode.row.backing and not file.is_as_verified(inode.row.backed_by):

@@ -32,10 +32,13 @@ from vfs.namespace.catalog import POSITION_MAX, Catalog, Known, Listing
 from vfs.namespace.mounts import MountPoint
 from vfs.policy.facts import Access
 from vfs.policy.inforce import KERNEL_TTL_S_MAX, InForce
+from vfs.usage import NOBODY, CallerFacts
 from vfs.usage import Source as From
 
 log = logging.getLogger(__name__)
 _PAGE_ENTRIES = 512
+_CALLERS_MAX = 16
+"""Of one open object that the agent is told of."""
 _REREADS_MAX = 3
 """Times that a block which fails its digest is fetched again before the read fails."""
 
@@ -125,6 +128,12 @@ class RemoteTree:
             return self._policy.listing_ttl_s(LakePath(split(path)[0]), self._point.site)
         return self._policy.version_ttl_s(path, self._point.site, entry.version.size)
 
+    def _kernel_believes_s(self, path: LakePath, entry: Entry) -> float:
+        """Return how long the kernel may believe it, whoever asks it: as `_believed_s` for who believes it the shortest."""
+        if entry.kind is Kind.DIRECTORY:
+            return self._policy.kernel_listing_ttl_s(LakePath(split(path)[0]), self._point.site)
+        return self._policy.kernel_version_ttl_s(path, self._point.site, entry.version.size)
+
     def _age_s(self, seen_ns: int) -> float:
         return (self._clock.wall_ns() - seen_ns) / 1e9
 
@@ -149,7 +158,7 @@ class RemoteTree:
         """
         ttl_s = 0.0
         if seen_ns is not None:
-            ttl_s = min(max(self._believed_s(path, entry) - self._age_s(seen_ns), 0.0), KERNEL_TTL_S_MAX)
+            ttl_s = min(max(self._kernel_believes_s(path, entry) - self._age_s(seen_ns), 0.0), KERNEL_TTL_S_MAX)
         identity = identity_of(entry.version)
         writing = 0o200 if self._point.writable and entry.kind is not Kind.SYMLINK else 0
         mode = MODE_OF[entry.kind] | writing
@@ -276,6 +285,7 @@ class ObjectSource:
         self._expected = expected
         self._deadline_s = deadline_s
         self._in_hand: Counter[int] = Counter()
+        self._callers: set[CallerFacts] = set()
         self._backing_fd: int | None = None
         self._copy: tuple[int, VerifiedFile] | None = None
         self._copy_tried: wire.CopyHere | None = None
@@ -306,6 +316,15 @@ class ObjectSource:
         self.announce()
         return True
 
+    def joined(self) -> None:
+        """Tell the agent who else has it open: bytes that one of them asks for, the others may wait for in the kernel."""
+        caller = self._agent.caller()
+        if caller == NOBODY or caller in self._callers or len(self._callers) >= _CALLERS_MAX:
+            return
+        self._callers.add(caller)
+        if self._connection >= 0:
+            self._agent.tell_nowait(wire.Joined(self._key, caller))
+
     def announce(self) -> None:
         """Have the agent keep the object while the kernel may read it: evicted, its space would not be free."""
         if self._is_complete and self._agent.connected:
@@ -322,6 +341,8 @@ class ObjectSource:
             self._expected.forget(self._key)
             raise
         self._connection = self._agent.connections
+        for caller in self._callers:
+            self._agent.tell_nowait(wire.Joined(self._key, caller))
         self.root = opened.root
         return opened
 
@@ -443,6 +464,7 @@ class ObjectSource:
             self._reports.send(self._key)  # the last reads count too
             self._agent.tell_nowait(wire.CloseObject(self._key))
         self._connection = self._kept_by = -1
+        self._callers.clear()
 
 
 class RemoteDirectory:

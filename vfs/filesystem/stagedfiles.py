@@ -52,6 +52,9 @@ class StagedSource:
     async def sync(self) -> None:
         await self._sync(self._node_id)
 
+    def joined(self) -> None:
+        return
+
     def announce(self) -> None:
         return
 

@@ -157,6 +157,10 @@ class Source(Protocol):
         """Return when what was written is on the disk."""
         ...
 
+    def joined(self) -> None:
+        """The process that asks has opened a handle on it."""
+        ...
+
     def announce(self) -> None:
         """There is a new agent: tell it what is held for this source, if anything."""
         ...

@@ -115,7 +115,9 @@ class _Worker:
         mounts = build_mount_table(self._config, self._rundir.public)
         objects, reports = OpenObjects(self._open_max // 4), ReadReports(self._agent)
         expected = Expected()
-        policy = InForce(self._policies)
+        account = Account(self._passthrough.caller, lambda: self._policies.current.rules.asks_of_callers)
+        policy = InForce(self._policies, caller=account.facts)
+        self._agent.caller = account.facts
         with contextlib.ExitStack() as stack:
             inodes = InodeTable(self._rundir.inodes, fresh=not self._args.resend)
             stack.callback(inodes.close)
@@ -171,7 +173,7 @@ class _Worker:
             self._agent.on_told = told
             if self._args.resend:
                 await filesystem.intents.settle(mounts, trees)
-            await self._serve(filesystem, reports, recorder, area)
+            await self._serve(filesystem, reports, recorder, area, account)
 
     def _open_staging(self, mounts: MountTable, catalog: Catalog, clock: Clock) -> StagingArea:
         directory, fresh = config.staging_directory(self._config), not self._args.resend
@@ -182,9 +184,8 @@ class _Worker:
         return area
 
     async def _serve(
-        self, filesystem: FileSystem, reports: ReadReports, recorder: Recorder, area: StagingArea | None
+        self, filesystem: FileSystem, reports: ReadReports, recorder: Recorder, area: StagingArea | None, account: Account
     ) -> None:
-        account = Account(self._passthrough.caller)
         account.on_new = lambda usage: self._agent.tell_nowait(wire.Seen(usage))
         operations = Operations(filesystem, self._passthrough, recorder, account)
         if _shim is not None and hasattr(_shim, "request"):  # an extension that was built before it had this

@@ -1,8 +1,11 @@
-"""Counts what each process asks for: operations, bytes and waits by source and cause.
+"""Counts what each process asks for: operations, bytes and waits by source and cause. And tells who asks, for the policy.
 
 Runs on the worker's loop, 2 to 4 us for a request; what was counted goes to the agent once a second. A process is looked up
 in /proc when it is first seen, and again every half minute: 75 us. Only files are read there that need no lock of the
 process's memory map: a caller in a page fault of ours holds it, and waits for us.
+
+Where a rule in force asks for a job or its ranks, a call that has a name or opens something waits until the environment of
+a process that is new has been read, in a thread. Such a call is no page fault. Reads and writes take what is known by then.
 
 What cannot be counted: reads that the kernel answers from its page cache or in passthrough never come here. Their opens do.
 """
@@ -13,7 +16,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from vfs.usage import Call, Cause, Request, Row, Source, Usage, serve
+import trio
+
+from vfs.processes import Stamp, job_of, read_environ, read_process, read_stamp, world_of
+from vfs.usage import NOBODY, Call, CallerFacts, Cause, Request, Row, Source, Usage, serve, serving
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +33,10 @@ _PATHS_MAX = 16
 _KNOWN_S = 30.0
 _CALLERS_MAX = 20_000
 _GROUPS = {"open": "open", "read": "read", "write": "write"}
+_IDENTIFY_S_MAX = 0.5
+"""How long a call waits for the environment of its process; what comes later holds from the next call on."""
+_READERS = 4
+_OF_THE_ENVIRONMENT = frozenset(("job", "world"))
 
 Ask = Callable[[], tuple[int, int]]
 
@@ -35,17 +45,22 @@ class Caller:
     """A process, and what it did since the last report.
 
     Attributes:
+        gid: its group when it was looked up last.
+        job, world: None as long as nobody had to know.
         here_s: in the worker itself, without waiting for the agent.
         is_listed: it is among those that the next report is about.
     """
 
-    __slots__ = ("causes", "cgroup", "command", "here_s", "is_listed", "paths", "pid", "rows", "uid")
+    __slots__ = ("causes", "cgroup", "command", "gid", "here_s", "is_listed", "job", "paths", "pid", "rows", "uid", "world")
 
     def __init__(self, pid: int, uid: int, command: str, cgroup: str) -> None:
         self.pid = pid
         self.uid = uid
         self.command = command
         self.cgroup = cgroup
+        self.gid: int | None = None
+        self.job: str | None = None
+        self.world: int | None = None
         self.is_listed = False
         self._clear()
 
@@ -69,16 +84,21 @@ class Account:
 
     Args:
         ask: returns thread and uid of the request that is being started; None: they can't be told, all are process 0.
+        wanted: what the policy in force asks of callers.
 
     Attributes:
         path_of: says what a request is about, for people.
         on_new: told of each process that was not known, with nothing counted yet.
 
-    Invariant: a caller is in `_listed` exactly while `is_listed`.
+    Invariants: a caller is in `_listed` exactly while `is_listed`. The job of a caller is known, or being read for longer
+    than anybody waits, where `_identified` has it by a thread that has that stamp still.
     """
 
-    def __init__(self, ask: Ask | None = None) -> None:
+    def __init__(self, ask: Ask | None = None, wanted: Callable[[], frozenset[str]] = frozenset) -> None:
         self._ask = ask or (lambda: (0, 0))
+        self.wanted = wanted
+        self._identified: dict[int, tuple[Stamp, Caller]] = {}
+        self._readers = trio.CapacityLimiter(_READERS)
         self._threads: dict[int, tuple[Caller, float]] = {}
         self._processes: dict[tuple[int, int], Caller] = {}
         self._listed: list[Caller] = []
@@ -102,6 +122,45 @@ class Account:
         self._going_on.add(request)
         serve(request)
         return request
+
+    async def identify(self, request: Request, thread: int, uid: int, gid: int) -> None:
+        """Find out of the process that asks what the policy in force wants to know.
+
+        Args:
+            thread, uid, gid: as the kernel states them.
+        """
+        caller = request.caller
+        assert isinstance(caller, Caller)
+        if thread and not caller.pid:  # the extension is missing
+            caller = request.caller = self._look_up(thread, uid, request.began_s)
+        request.gid = caller.gid = gid
+        if not self.wanted() & _OF_THE_ENVIRONMENT or (stamp := read_stamp(thread)) is None:
+            return
+        if self._identified.get(thread) == (stamp, caller):
+            return
+        caller = request.caller = self._look_up(thread, uid, request.began_s)
+        caller.gid = gid
+
+        def read() -> None:
+            environ = read_environ(thread)
+            caller.job, caller.world = job_of(caller.cgroup, uid, environ), world_of(environ)
+
+        with trio.move_on_after(_IDENTIFY_S_MAX):
+            await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._readers)
+        if len(self._identified) >= _CALLERS_MAX:
+            self._identified.clear()
+        self._identified[thread] = stamp, caller
+
+    def facts(self) -> CallerFacts:
+        """Return what is known of the process whose request the current task serves, as far as the policy wants to know."""
+        request = serving()
+        if request is None or not self.wanted():
+            return NOBODY
+        caller = request.caller
+        assert isinstance(caller, Caller)
+        if not caller.pid:
+            return NOBODY
+        return CallerFacts(caller.uid, caller.gid if request.gid is None else request.gid, caller.job, caller.world)
 
     def end(self, request: Request, size: int, error: str = "") -> None:
         """Note that it was answered.
@@ -169,37 +228,11 @@ class Account:
         if len(self._threads) >= _CALLERS_MAX:
             self._threads.clear()
             self._processes = {(caller.pid, caller.uid): caller for caller in self._listed}
-        pid, command, cgroup = _read_process(thread)
+        pid, command, cgroup, gid = read_process(thread)
         caller = self._processes.get((pid, uid))
         if caller is None or (caller.command, caller.cgroup) != (command, cgroup):
             caller = self._processes[pid, uid] = Caller(pid, uid, command, cgroup)
             self.on_new(Usage(pid, uid, command, cgroup, {}, {}, {}))
+        caller.gid = gid
         self._threads[thread] = caller, now_s + _KNOWN_S
         return caller
-
-
-def _read_process(thread: int) -> tuple[int, str, str]:
-    """Return process, short name and cgroup of a thread; (thread, "", "") where it is gone or of another namespace."""
-    if not thread:
-        return 0, "kernel", ""
-    try:
-        with open(f"/proc/{thread}/status", "rb") as file:
-            status = file.read(512)
-        with open(f"/proc/{thread}/cgroup", "rb") as file:
-            cgroups = file.read(8192)
-    except OSError:
-        return thread, "", ""
-    return parse_process(thread, status, cgroups)
-
-
-def parse_process(thread: int, status: bytes, cgroups: bytes) -> tuple[int, str, str]:
-    """Return process, short name and cgroup out of /proc files. Pure.
-
-    Of several hierarchies the unified one counts, else the first that has a name.
-    """
-    fields = dict(line.split(b":\t", 1) for line in status.splitlines() if b":\t" in line)
-    paths = [line.split(b":", 2) for line in cgroups.splitlines() if line.count(b":") >= 2]
-    unified = next((path for number, _, path in paths if number == b"0"), b"")
-    chosen = unified if len(unified) > 1 else next((path for _, _, path in paths if len(path) > 1), unified)
-    pid = int(fields.get(b"Tgid", b"%d" % thread))
-    return pid, fields.get(b"Name", b"").decode(errors="replace"), chosen.decode(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import itertools
 import logging
 import os
@@ -88,6 +89,7 @@ def guarded(
     """Wrap a handler so that it is counted, and raises nothing but FUSEError, whatever happens inside."""
     name = handler.__name__
     size_of = _SIZES.get(name, _nothing)
+    has_context = "ctx" in inspect.signature(handler).parameters
 
     @functools.wraps(handler)
     async def wrapped(self: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -95,6 +97,10 @@ def guarded(
         begin_request(_request())
         request, size, failure = self.account.begin(name, args), 0, ""
         try:
+            if has_context and self.account.wanted():
+                context = args[-1]
+                assert isinstance(context, pyfuse3.RequestContext)
+                await self.account.identify(request, context.pid, context.uid, context.gid)
             answer = await handler(self, *args, **kwargs)
             size = size_of(answer)
             return answer

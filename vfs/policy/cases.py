@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from vfs.checkpoints.formats import format_of
 from vfs.errors import InvalidPolicy
 from vfs.policy.diff import condition_text
 from vfs.policy.engine import DEFAULT, RuleSet, decide
@@ -86,6 +87,8 @@ def check_file(path: str | os.PathLike[str]) -> list[Result]:
 
 def _facts(case: Case) -> Facts:
     stated = dict(case.facts)
+    if "path" in stated:
+        stated.setdefault("format", format_of(str(stated["path"])))
     if "size" in stated:
         stated["size"] = int(decode_unit(Bytes, stated["size"]))
     try:

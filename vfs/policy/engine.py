@@ -20,12 +20,13 @@ from typing import Any
 
 import msgspec
 
-from vfs.policy.facts import NARROW, Facts, Match, SizeRange, mismatch
+from vfs.policy.facts import NARROW, OF_CALLERS, Facts, Match, SizeRange, conditions_of, mismatch
 from vfs.policy.globs import Landmarks, landmarks
 from vfs.policy.values import DEFAULTS, VALUES, Settings, Values, settings_of
 from vfs.policy.written import Staleness
 
 _narrow = operator.attrgetter(*NARROW)
+_OF_ACCESSES = tuple(name for name in Match.__struct_fields__ if name not in OF_CALLERS)
 REMEMBERED_MAX = 4096
 """Entries of each memory of a rule set; it starts anew when full. 4096 decisions take about 3 MB."""
 
@@ -117,6 +118,8 @@ class RuleSet:
         documents: shipped ones first, otherwise in the order given: what an admin wrote beats what came with the package.
         rules, origins: all rules in order, and where each stands.
         defaults: what holds where no rule says otherwise.
+        asks, asks_of_callers: the facts that some rule has a condition on, the others need not be found out; and those
+            of them that are about who asks.
         pinning: indexes of the rules that pin to a snapshot; mostly there are none, and nobody has to ask.
     """
 
@@ -126,7 +129,10 @@ class RuleSet:
         "_decisions",
         "_narrow",
         "_paths",
+        "_personal",
         "_sizes",
+        "asks",
+        "asks_of_callers",
         "defaults",
         "documents",
         "origins",
@@ -141,6 +147,9 @@ class RuleSet:
         self.origins: tuple[Origin, ...] = tuple(_origins(self.documents))
         self.pinning = tuple(index for index, rule in enumerate(self.rules) if snapshot_of(rule.set))
         matches = [rule.match for rule in self.rules]
+        self.asks = frozenset(name for match in matches for name in conditions_of(match))
+        self.asks_of_callers = self.asks & OF_CALLERS
+        self._personal = tuple(index for index, match in enumerate(matches) if OF_CALLERS & conditions_of(match).keys())
         self._narrow = [(1 << index, match) for index, match in enumerate(matches) if _is_narrow(match)]
         self._any_narrow = (1 << len(matches)) - 1 - sum(bit for bit, _ in self._narrow)
         self._paths = _PathIndex(matches, breathe)
@@ -155,6 +164,23 @@ class RuleSet:
         if mask is None:
             mask = _remember(self._by_narrow, narrow, self._match_narrow(facts))
         return self._paths.select(facts.path, mask & self._sizes.select(facts.size))
+
+    def for_anybody(self, facts: Facts, value: str) -> list[Any]:
+        """Return all that a value may be for this access, whoever asks.
+
+        Args:
+            facts: without those of a caller.
+        """
+        matched = self.matching(facts)
+        found = [getattr(self.decision(matched).values, value)]
+        for index in reversed(self._personal):
+            stated = getattr(self.rules[index].set, value)
+            if stated is None or mismatch(self.rules[index].match, facts, _OF_ACCESSES) is not None:
+                continue
+            if any(getattr(self.rules[later].set, value) is not None for later in _bits(matched >> index << index)):
+                break  # a rule for everybody has the last word over this one, and over those before it
+            found.append(stated)
+        return found
 
     def decision(self, matched: int) -> Decision:
         """Return what follows when exactly these rules match."""

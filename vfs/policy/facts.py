@@ -10,14 +10,16 @@ import enum
 import fnmatch
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from vfs.checkpoints.formats import FORMATS
 from vfs.policy.globs import expand_braces, normalise, to_regex
 from vfs.policy.written import Names
 from vfs.units import parse_size
+from vfs.usage import CallerFacts
 
 
 class Access(enum.StrEnum):
@@ -40,7 +42,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         job: name of the job that it belongs to.
         site: name of the site that is asked.
         access: kind of access.
-        format: of the file, as far as it was recognised: "safetensors", "dcp", "parquet", …
+        format: of the file, by its name: "safetensors", "dcp", "parquet", …
         world: number of ranks of the job.
         host: name of this host.
     """
@@ -110,6 +112,17 @@ class Accesses(OneOf):
         return typing.cast(Accesses, super().__new__(cls, list(kinds)))
 
 
+class Formats(OneOf):
+    """Formats, one of which it must be."""
+
+    def __new__(cls, written: str | list[str]) -> Formats:
+        names = _at_least_one(written)
+        for name in names:
+            if name not in FORMATS:
+                raise ValueError(f"{name!r} is no format: write {', '.join(FORMATS)}")
+        return typing.cast(Formats, super().__new__(cls, list(names)))
+
+
 class Ids(tuple[tuple[int, int], ...]):
     """User or group ids: 1000, "1000-1999" (both ends included), or a list of these. Pairs are half-open."""
 
@@ -166,7 +179,7 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: Annotated[NameGlobs, _note("Names of jobs; *, ? and [] are wildcards.")] | None = None
     site: Annotated[OneOf, _note("Names of the sites that are asked, as in foremount.toml.")] | None = None
     access: Annotated[Accesses, _note("Kinds of access: open, read, write, list, prefetch.")] | None = None
-    format: Annotated[OneOf, _note("Formats as recognised: safetensors, dcp, parquet, …")] | None = None
+    format: Annotated[Formats, _note(f"Formats, as the file's name says: {', '.join(FORMATS)}.")] | None = None
     world: Annotated[CountRange, _note("Ranks of the job: >=1024, or 8..64 (upper end excluded).")] | None = None
     host: Annotated[NameGlobs, _note("Names of hosts; *, ? and [] are wildcards.")] | None = None
 
@@ -175,8 +188,26 @@ NARROW = tuple(field for field in Match.__struct_fields__ if field not in ("path
 """The facts that take few different values on a host, so that what they select can be remembered."""
 
 
-KNOWN = ("path", "size", "site", "access", "host")
-"""The facts that the fs worker and the agent know of an access today (`inforce.py`)."""
+OF_CALLERS = frozenset(CallerFacts.__struct_fields__)
+"""The facts about who asks; the others are about what is asked for."""
+KNOWN: Mapping[str, str] = {
+    "path": "yes, always",
+    "size": "yes, once the origin has told it",
+    "uid": "yes, of the calling process",
+    "gid": "yes, of the calling process",
+    "job": "yes, of the calling process: as `foremount why --job` names it",
+    "site": "yes, always",
+    "access": "yes, always",
+    "format": "yes, by the file's name, whatever is in it",
+    "world": "yes, of the calling process: by its environment",
+    "host": "yes, always",
+}
+"""What the fs worker and the agent know of an access (`inforce.py`), for people."""
+
+
+def conditions_of(match: Match) -> dict[str, Any]:
+    """Return the conditions that are stated, by fact."""
+    return {name: condition for name in Match.__struct_fields__ if (condition := getattr(match, name)) is not None}
 
 
 def mismatch(match: Match, facts: Facts, names: tuple[str, ...] = Match.__struct_fields__) -> str | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from vfs.policy.facts import KNOWN, Accesses, CountRange, Ids, Match, NameGlobs, OneOf, PathGlobs, SizeRange
+from vfs.checkpoints.formats import FORMATS
+from vfs.policy.facts import KNOWN, Accesses, CountRange, Formats, Ids, Match, NameGlobs, OneOf, PathGlobs, SizeRange
 from vfs.policy.loader import PolicyFile
 from vfs.policy.values import DEFAULTS, VALUES, value_text
 from vfs.policy.written import SNAPSHOT_NAME, Allowance, FetchSize, Hedge, Names, Rate, SiteOrder, Staleness
@@ -47,22 +48,22 @@ def schema_text() -> str:
 def values_table() -> str:
     """Return the table of values in Markdown."""
     rows = [
-        "| value | written as | default | takes effect | what it decides | why this default |",
-        "|---|---|---|---|---|---|",
+        "| value | written as | default | takes effect | for | what it decides | why this default |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, about in VALUES.items():
         default = value_text(getattr(DEFAULTS, name))
-        rows.append(f"| `{name}` | {about.unit} | {default} | {about.effect} | {about.text} | {about.why} |")
+        rows.append(f"| `{name}` | {about.unit} | {default} | {about.effect} | {about.whose} | {about.text} | {about.why} |")
     return "\n".join(rows)
 
 
 def facts_table() -> str:
     """Return the table of facts in Markdown."""
     hints = typing.get_type_hints(Match, include_extras=True)
-    rows = ["| fact | condition | known today |", "|---|---|---|"]
+    rows = ["| fact | condition | known |", "|---|---|---|"]
     for name in Match.__struct_fields__:
         note = typing.get_args(hints[name])[0].__metadata__[0].description
-        rows.append(f"| `{name}` | {note} | {'yes' if name in KNOWN else 'not yet'} |".replace("\\", ""))
+        rows.append(f"| `{name}` | {note} | {KNOWN[name]} |".replace("\\", ""))
     return "\n".join(rows)
 
 
@@ -85,6 +86,8 @@ def _describe(kind: type) -> dict[str, Any]:
         }
     elif kind is Accesses:
         one = {"enum": ["open", "read", "write", "list", "prefetch"]}
+    elif kind is Formats:
+        one = {"enum": list(FORMATS)}
     elif kind in (Names, SiteOrder, OneOf, NameGlobs, PathGlobs):
         one = {"type": "string", "minLength": 1}
     else:

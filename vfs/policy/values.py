@@ -36,6 +36,14 @@ class Effect(enum.StrEnum):
     AT_ONCE = "at once"
 
 
+class Whose(enum.StrEnum):
+    """Which process's uid, gid, job and world decide."""
+
+    CALLER = "caller"
+    OPENER = "opener"
+    NOBODY = "nobody"
+
+
 class About(msgspec.Struct, frozen=True):
     """What people must know of a value.
 
@@ -43,12 +51,14 @@ class About(msgspec.Struct, frozen=True):
         text: what it does.
         unit: how it is written.
         effect: when a change takes effect.
+        whose: who decides it, by being who it is: who makes the call, who opened the file, or nobody.
         why: where its default comes from.
     """
 
     text: str
     unit: str
     effect: Effect
+    whose: Whose
     why: str
 
 
@@ -65,6 +75,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "When the origin is asked again whether the object is still the same version. An open file never changes.",
             "immutable, close-to-open, ttl=DURATION or pinned=SNAPSHOT",
             _NEXT,
+            Whose.CALLER,
             "limits.listing_ttl of foremount.toml: one question a minute costs no training job anything",
         ),
     ] = Staleness("ttl=60s")
@@ -74,6 +85,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "How long a directory's listing is believed: which names there are, and which are not.",
             "duration",
             _NEXT,
+            Whose.CALLER,
             "limits.listing_ttl of foremount.toml",
         ),
     ] = Seconds(60.0)
@@ -83,6 +95,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Which sites serve, first to last: names, origin, and nearest for every other site with a replica.",
             "list of site names",
             _NEXT,
+            Whose.OPENER,
             "a replica is there because it is nearer than the origin",
         ),
     ] = SiteOrder([NEAREST, ORIGIN])
@@ -92,6 +105,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Labels, one of which a site must carry to hold a copy. Empty: any site may.",
             "list of labels",
             _NEXT,
+            Whose.NOBODY,
             "without a duty to keep data somewhere there is nothing to limit",
         ),
     ] = Names([])
@@ -101,6 +115,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Whether copies made ahead must lie and travel encrypted.",
             "any or required",
             _ONCE,
+            Whose.NOBODY,
             "only the data's owner knows",
         ),
     ] = "any"
@@ -110,6 +125,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "How long a copy made ahead may live at most, wanted or not; 0: as long as it is wanted.",
             "duration",
             _ONCE,
+            Whose.NOBODY,
             "copies go when nobody wants them any more",
         ),
     ] = Seconds(0.0)
@@ -119,6 +135,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "When what was deleted at its origin is deleted where it was copied: at once, or when nobody wants it.",
             "with-origin or when-unwanted",
             _ONCE,
+            Whose.NOBODY,
             "who deletes data means all of it",
         ),
     ] = "with-origin"
@@ -128,6 +145,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Copies of checkpoints where they will be evaluated or loaded.",
             _ALLOWANCE,
             _ONCE,
+            Whose.NOBODY,
             "they are made only where foremount.toml has a place for them, as large as it says there",
         ),
     ] = Allowance("on")
@@ -137,6 +155,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Copies of bytes that many ranks read at once; stop concerns those that follow from a job's plan.",
             _ALLOWANCE,
             _ONCE,
+            Whose.NOBODY,
             "as eval_copies",
         ),
     ] = Allowance("on")
@@ -146,6 +165,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Samples made or read ahead of their step, by the path .jobs/JOB; share is of the groups under way.",
             _ALLOWANCE,
             _ONCE,
+            Whose.NOBODY,
             "it works only for jobs that were declared, within samples.spool of foremount.toml",
         ),
     ] = Allowance("on")
@@ -156,6 +176,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "chunks) that follow in the order the reader goes, or the whole file at open.",
             "off, sequential, tensor or whole",
             _NEXT,
+            Whose.OPENER,
             "right for every format that is read front to back, harmless for the others",
         ),
     ] = "sequential"
@@ -165,6 +186,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "How far prefetch runs ahead of one reader at most.",
             "size",
             _NEXT,
+            Whose.OPENER,
             "5 Gbit/s over a round trip of 100 ms are 64 MB in flight",
         ),
     ] = Bytes(64 << 20)
@@ -174,6 +196,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Smallest and largest request to a site. Reads near each other are merged up to the largest.",
             "SIZE..SIZE, 64KiB or more",
             _NEXT,
+            Whose.OPENER,
             "8 MiB are 67 ms at 1 Gbit/s: behind longer ones a read waits that did not ask for them",
         ),
     ] = FetchSize("1MiB..8MiB")
@@ -184,6 +207,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "last those that are to be kept; what is open never goes whole.",
             "keep, normal or stream",
             _NEXT,
+            Whose.OPENER,
             "least recently used suits what nobody knows more about",
         ),
     ] = "normal"
@@ -193,6 +217,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "What fsync waits for: this host's disk (uploaded afterwards), or the origin; with remote, close waits too.",
             "local or remote",
             _ONCE,
+            Whose.CALLER,
             "who calls fsync and is not told otherwise expects the data to survive the host",
         ),
     ] = "remote"
@@ -202,6 +227,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "A system call that waits for a site fails with EIO after this.",
             "duration",
             _ONCE,
+            Whose.CALLER,
             "limits.origin_deadline of foremount.toml",
         ),
     ] = Seconds(60.0)
@@ -211,6 +237,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "When a slow request is also sent to the next site.",
             "off, after=DURATION or after=FACTOR*p95",
             _NEXT,
+            Whose.OPENER,
             "one request in twenty is later than the site's p95; without a replica there is nobody else to ask",
         ),
     ] = Hedge("after=p95")
@@ -220,6 +247,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "What is fetched from one site at most, shared by all that gets this value from the same rule.",
             "SIZE/s or unlimited",
             _ONCE,
+            Whose.OPENER,
             "only the admin knows whose link it is",
         ),
     ] = Rate("unlimited")
@@ -229,6 +257,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "Uploads to one site at most, shared by all that get this value from the same rule.",
             "SIZE/s or unlimited",
             _ONCE,
+            Whose.NOBODY,
             "a checkpoint is safe when it is at its origin: nothing slows that down unless an admin wants it",
         ),
     ] = Rate("unlimited")
@@ -239,6 +268,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
             "before it. The markers of known checkpoint formats need no mention.",
             'glob, or "" for none',
             _ONCE,
+            Whose.NOBODY,
             "only the job knows a marker that no format defines",
         ),
     ] = ""

@@ -12,6 +12,7 @@ from vfs.extents.layout import PASSTHROUGH_BYTES_MIN, Identity
 from vfs.extents.placement import served_here
 from vfs.model import LakePath, ObjectKey, Version
 from vfs.namespace.mounts import MountTable
+from vfs.usage import CallerFacts, asking
 
 
 class Holding:
@@ -54,6 +55,7 @@ class Holding:
         """
         identity, serving = self.identity(path, version), self._rules.serving(path, version.size)
         key = identity.key
+        self._rules.opened(key, asking())
         found = await self._replicas.find(path, identity, serving, lambda late: self._fetcher.add_replicas(key, [late]))
         copies = self._published.of(identity) if self._published is not None else []
         return identity, key, await self._fetcher.hold(identity, found, serving=serving, copies=copies)
@@ -86,6 +88,14 @@ class Holding:
         order = self._rules.serving(path, identity.version.size).order
         first = served_here(order, identity.site, list(local), sorted(remote - local.keys()))
         return local[first[0]].identity if first else None
+
+    def joined(self, key: ObjectKey, caller: CallerFacts) -> None:
+        """Note that a process has an object open, or reads it, that is held for another one."""
+        self._rules.opened(key, caller)
+
+    def closed(self, key: ObjectKey) -> None:
+        """Note that no process has an object open any more."""
+        self._rules.closed(key)
 
     def release(self, key: ObjectKey) -> None:
         """Undo one `hold`."""

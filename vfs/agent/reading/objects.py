@@ -12,6 +12,7 @@ from vfs.extents.fair import Priority
 from vfs.extents.fetch import Fetcher
 from vfs.extents.layout import Identity
 from vfs.model import LakePath, ObjectKey, Version
+from vfs.usage import CallerFacts, asking
 
 
 class _Open(NamedTuple):
@@ -72,6 +73,7 @@ class Objects:
         """
         if key not in self._open:
             raise NotFound(key, "is not open in the agent")
+        self._holding.joined(key, asking())
         identity = self._open[key].identity
         if broken == wire.WHOLE or (broken >= 0 and not await self._fetcher.drop(key, broken)):
             await self._fetcher.renew_if_unusable(identity)  # a block that is right here: its reader may have other files
@@ -91,6 +93,11 @@ class Objects:
             self._here[key] = copy
             self._prefetcher.read_elsewhere(key)
 
+    def joined(self, key: ObjectKey, caller: CallerFacts) -> None:
+        """Note that one more process has an object open."""
+        if key in self._open:
+            self._holding.joined(key, caller)
+
     def close(self, key: ObjectKey) -> None:
         """Give one hold back."""
         held = self._open.pop(key)
@@ -98,6 +105,7 @@ class Objects:
             self._open[key] = held._replace(holds=held.holds - 1)
         else:
             self._here.pop(key, None)
+            self._holding.closed(key)
             self._prefetcher.closed(key)
         self._holding.release(key)
 
