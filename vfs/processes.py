@@ -32,6 +32,7 @@ _SLURM = re.compile(r"/job_(\d+)(/|$)")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
 _CONTAINER = re.compile(r"(?:^|[-/])([0-9a-f]{64})(?:\.scope)?$")
 _STARTTIME, _ENV_START, _ENV_END = 22 - 3, 50 - 3, 51 - 3  # fields of proc(5) behind the name, which is the second
+_STAT_BYTES_MAX = 4096
 Stamp = tuple[int, int, int]
 """When a thread was started and where its environment lies: another process, or another program in it, has another one."""
 
@@ -118,12 +119,20 @@ def look(pid: int) -> CallerFacts | None:
 
 
 def read_stamp(thread: int) -> Stamp | None:
-    """Return a thread's stamp; None where it is gone, or not of our namespace. Costs 10 us."""
+    """Return a thread's stamp; None where it is gone, or not of our namespace.
+
+    Cost: 12 us; the file of the process adds up all of its threads, and a file object costs as much again (2026-11).
+    """
     try:
-        with open(f"/proc/{thread}/stat", "rb") as file:
-            return parse_stamp(file.read())
+        fd = os.open(f"/proc/{thread}/task/{thread}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        return parse_stamp(os.read(fd, _STAT_BYTES_MAX))
+    except OSError:
+        return None  # it has ended in between
+    finally:
+        os.close(fd)
 
 
 def parse_stamp(line: bytes) -> Stamp:

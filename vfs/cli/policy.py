@@ -20,7 +20,7 @@ from vfs.policy.cases import Result, check_file
 from vfs.policy.diff import Change, condition_text, diff
 from vfs.policy.engine import Decision, Origin, Rule, RuleSet, decide, explain
 from vfs.policy.explain import facts_text, verdicts_text
-from vfs.policy.facts import Access, Facts, Match
+from vfs.policy.facts import Access, Facts, Match, conditions_of
 from vfs.policy.inforce import defaults_of, unheeded
 from vfs.policy.loader import ALWAYS, Text, compile_rules, load, parse, read, shipped_directory, shipped_names
 from vfs.policy.values import DEFAULTS, VALUES, settings_of, value_text
@@ -263,8 +263,7 @@ def _origin_text(origin: Origin) -> str:
 
 
 def _match_text(match: Match) -> str:
-    stated = {key: value for key in match.__struct_fields__ if (value := getattr(match, key)) is not None}
-    return ", ".join(f"{key} {condition_text(value)}" for key, value in stated.items()) or "everything"
+    return ", ".join(f"{key} {condition_text(value)}" for key, value in conditions_of(match).items()) or "everything"
 
 
 def _settings_text(rule: Rule) -> str:
@@ -285,7 +284,7 @@ def _origin_fact(origin: Origin) -> dict[str, Any]:
 
 
 def _rule_fact(rule: Rule, origin: Origin) -> dict[str, Any]:
-    match = {key: condition_text(value) for key in Match.__struct_fields__ if (value := getattr(rule.match, key)) is not None}
+    match = {key: condition_text(value) for key, value in conditions_of(rule.match).items()}
     settings = {name: _plain(value) for name, value in settings_of(rule.set).items()}
     return _origin_fact(origin) | {"why": rule.why, "match": match, "set": settings}
 

@@ -85,9 +85,9 @@ class InForce:
         Args:
             caller: who asks; None: whoever asks now.
         """
-        asks = self._store.current.rules
-        format_ = format_of(path) if "format" in asks.asks else None
-        if not asks.asks_of_callers:
+        rules = self._store.current.rules
+        format_ = format_of(path) if "format" in rules.asks else None
+        if not rules.asks_of_callers:
             return Facts(path, size=size, site=site, access=access, host=self._host, format=format_)
         who = self._caller() if caller is None else caller
         return Facts(path, size, who.uid, who.gid, who.job, site, access, format_, who.world, self._host)
