@@ -139,7 +139,7 @@ class Account:
         if self._identified.get(thread) == (stamp, caller):
             return
         caller = request.caller = self._look_up(thread, uid, request.began_s)
-        caller.gid = gid
+        caller.gid, caller.job, caller.world = gid, None, None  # what its last program was counts no more
 
         def read() -> None:
             environ = read_environ(thread)
