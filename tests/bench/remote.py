@@ -206,7 +206,9 @@ def _measure_peers(base: Path, origin: WanOrigin, words: list[str], outcome: Out
         else:
             outcome.figures |= {f"{name}_time_vs_limit_at_least": ratio, f"{name}_share_read": share}
         more, note = ("", "") if found["is_whole"] else ("> ", f", stopped at {share:.1%}")
-        rows.append([name, f"{more}{seconds:.2f} s{note}", f"{more}{ratio:.2f}", f"{crossed / found['bytes']:.3f}", requests])
+        rows.append(
+            [name, f"{more}{seconds:.2f} s{note}", f"{more}{ratio:.2f}", f"{crossed / max(1, found['bytes']):.3f}", requests]
+        )
     origin.shape(listing="json")
     outcome.skipped["mountpoint-s3"] = "neither Debian nor PyPI has it"
     outcome.sections.append(
