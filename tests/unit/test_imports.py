@@ -68,7 +68,7 @@ OWNERS = {
     "pyfuse3": (("vfs.kernel",), "the kernel's requests end in vfs/kernel/; speak to vfs.filesystem in values"),
     "lmdb": (
         # the shared catalog is the controller's, and no agent may stand beside it
-        ("vfs.namespace.inodes", "vfs.namespace.catalog", "vfs.foresight.stores.embedded"),
+        ("vfs.namespace.inodes", "vfs.namespace.catalog", "vfs.namespace.soundness", "vfs.foresight.stores.embedded"),
         "keep it behind InodeTable, Catalog or a Store of vfs.foresight",
     ),
     "aiohttp": (

@@ -70,6 +70,7 @@ from vfs.model import SiteName
 from vfs.namespace.catalog import CatalogWriter
 from vfs.namespace.mounts import MountTable, build_mount_table
 from vfs.namespace.pins import Pins
+from vfs.namespace.soundness import set_aside_if_broken
 from vfs.policy.facts import Access
 from vfs.policy.inforce import InForce, open_store
 from vfs.policy.store import PolicyStore
@@ -125,7 +126,9 @@ async def _serve(loaded: config.Config, documents: PolicyStore, rundir: RunDir, 
         stack.callback(store.close)
         spill = Store.open(spill_directory(os.path.basename(rundir.path)), _SPILL_BYTES)
         stack.callback(spill.close_and_remove)
-        catalog = CatalogWriter(os.path.join(store.root, "catalog.lmdb"))
+        kept_in = os.path.join(store.root, "catalog.lmdb")
+        set_aside_if_broken(kept_in)
+        catalog = CatalogWriter(kept_in)
         stack.callback(catalog.close)
         tasks = await stack.enter_async_context(_Tasks())
         policies = Policies(documents, AuditLog(rundir.audit), clock)

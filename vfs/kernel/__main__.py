@@ -158,7 +158,12 @@ class _Worker:
                 if point.writable and area is not None:
                     trees[point.prefix] = StagedTree(point, remote, area, policy=policy, owner=owner)
             files = OpenFiles(inodes, self._passthrough, clock, open_max=self._open_max // 4)
-            self._agent.on_connect = files.announce
+
+            def connected() -> None:
+                catalog.follow()
+                files.announce()
+
+            self._agent.on_connect = connected
             push = PageCache(self._args.fuse_fd).push
             filesystem = FileSystem(mounts, trees, inodes, files, owner, clock.wall_ns(), self._open_max // 4, push, pinned)
             stack.callback(filesystem.close)

@@ -19,18 +19,23 @@ one is not disturbed by the next. The previous generation is kept until another 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import lmdb
 import msgspec
 import xxhash
 
 from vfs.checkpoints.manifest import Manifest
+from vfs.errors import Unavailable
 from vfs.model import Entry, Kind, LakePath, join, split
 from vfs.namespace.snapshots import ID_MIN, Snapshot
 from vfs.namespace.staged import Upload
 
+log = logging.getLogger(__name__)
 FORMAT = 1
 _MAP_BYTES = 64 << 30
 _READERS_MAX = 64
@@ -73,6 +78,28 @@ class Listing(msgspec.Struct, frozen=True, array_like=True):
     last: int = 0
 
 
+Read = TypeVar("Read", bound=Callable[..., Any])
+
+
+def _empty_where_unreadable(nothing: Callable[[], object]) -> Callable[[Read], Read]:
+    """Have a method of `Catalog` answer as an empty one does while there is none, or its pages are broken."""
+
+    def wrap(method: Read) -> Read:
+        @functools.wraps(method)
+        def read(self: Catalog, /, *args: object) -> object:
+            if self._env is None and not self._reopen():
+                return nothing()
+            try:
+                return method(self, *args)
+            except lmdb.Error as exc:
+                self._give_up(exc)
+                return nothing()
+
+        return cast("Read", read)
+
+    return wrap
+
+
 class Catalog:
     """Reads the catalog. Used by the fs worker; the agent's `CatalogWriter` adds the writing.
 
@@ -82,6 +109,7 @@ class Catalog:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._env: Any = None
+        self._file: os.stat_result
         self._reopen()
 
     def _reopen(self) -> bool:
@@ -96,10 +124,28 @@ class Catalog:
                 create=False,
             )
             env.reader_check()  # slots of workers that were killed: they hold back free pages, and there are only so many
+            file = os.stat(os.path.join(self._directory, "data.mdb"))
+            if file.st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"]:  # to read it would end us by a signal
+                env.close()
+                return False
             self._use(env, create=False)
-        except lmdb.Error:
+            self._file = file
+        except (lmdb.Error, OSError):
             return False
         return True
+
+    def follow(self) -> None:
+        """There is a new agent: read the catalog that it writes, if that is another one now."""
+        if self._env is None:
+            return
+        try:
+            if os.path.samestat(self._file, os.stat(os.path.join(self._directory, "data.mdb"))):
+                return
+        except OSError:
+            pass
+        self._env.close()
+        self._env = None
+        self._reopen()
 
     def _use(self, env: Any, *, create: bool) -> None:
         self._entries = env.open_db(b"entries", create=create)
@@ -113,93 +159,97 @@ class Catalog:
         self._digests = env.open_db(b"digests") if create else None
         self._env = env
 
+    def _give_up(self, error: lmdb.Error) -> None:
+        """Take a catalog that can't be read as none, until it can: the agent's next one is another."""
+        log.warning("the catalog can't be read: %s", error)
+        self._env.close()
+        self._env = None
+
     def close(self) -> None:
         """Close the environment."""
         if self._env is not None:
             self._env.close()
 
+    @_empty_where_unreadable(lambda: None)
     def known(self, path: LakePath) -> Known | None:
         """Return what was last said about `path`, or None where nothing ever was."""
-        if self._env is None and not self._reopen():
-            return None
         parent, name = split(path)
         with self._env.begin(db=self._entries) as txn:
             raw = txn.get(_directory(parent) + name.encode())
         return None if raw is None else _known.decode(raw)
 
+    @_empty_where_unreadable(lambda: None)
     def listing(self, path: LakePath) -> Listing | None:
         """Return how far directory `path` has been listed, or None where it never was."""
-        if self._env is None and not self._reopen():
-            return None
         with self._env.begin(db=self._listings) as txn:
             raw = txn.get(_directory(path))
         return None if raw is None else _listing.decode(raw)
 
+    @_empty_where_unreadable(list)
     def page(self, path: LakePath, generation: int, position: int, limit: int) -> list[Entry | None]:
         """Return up to `limit` entries of one generation from `position` on, in listing order.
 
         Names whose entry has meanwhile been replaced come with what is known now. A name that is gone is None: it still
         takes its position.
+
+        Raises:
+            Unavailable: its pages are broken; an end here would be a listing with names missing.
         """
-        if self._env is None and not self._reopen():
-            return []
         start = _position(path, generation, position)
         prefix = start[:20]
         found: list[Entry | None] = []
-        with self._env.begin() as txn, txn.cursor(self._order) as cursor:
-            if not cursor.set_range(start):
-                return []
-            for key, name in cursor:
-                if len(found) >= limit or not key.startswith(prefix):
-                    break
-                raw = txn.get(prefix[:16] + name, db=self._entries)
-                found.append(_known.decode(raw).entry if raw is not None else None)
+        try:
+            with self._env.begin() as txn, txn.cursor(self._order) as cursor:
+                if not cursor.set_range(start):
+                    return []
+                for key, name in cursor:
+                    if len(found) >= limit or not key.startswith(prefix):
+                        break
+                    raw = txn.get(prefix[:16] + name, db=self._entries)
+                    found.append(_known.decode(raw).entry if raw is not None else None)
+        except lmdb.Error as exc:
+            self._give_up(exc)
+            raise Unavailable("the catalog", "can't be read") from exc
         return found
 
+    @_empty_where_unreadable(int)
     def doubted_ns(self, path: LakePath) -> int:
         """Return the time before which nothing that is known of `path`, or of names in it, may be believed; 0: all may."""
-        if self._env is None and not self._reopen():
-            return 0
         with self._env.begin(db=self._doubts) as txn:
             if not txn.stat(self._doubts)["entries"]:
                 return 0
             found = [txn.get(_directory(above), default=b"") for above in _from_root(path)]
         return max(int.from_bytes(each, "big") for each in found)
 
+    @_empty_where_unreadable(lambda: None)
     def snapshot(self, name: str) -> Snapshot | None:
         """Return the snapshot of this name, None where there is none."""
-        if self._env is None and not self._reopen():
-            return None
         with self._env.begin(db=self._snapshots) as txn:
             raw = txn.get(name.encode())
         return None if raw is None else _snapshot.decode(raw)
 
+    @_empty_where_unreadable(list)
     def snapshots(self) -> list[Snapshot]:
         """Return all snapshots by name, those too that are being taken or dropped."""
-        if self._env is None and not self._reopen():
-            return []
         with self._env.begin(db=self._snapshots) as txn, txn.cursor() as cursor:
             return [_snapshot.decode(raw) for _, raw in cursor]
 
+    @_empty_where_unreadable(int)
     def uploads_serial(self) -> int:
         """Return a number that is another one whenever a record of an upload has changed."""
-        if self._env is None and not self._reopen():
-            return 0
         with self._env.begin(db=self._uploads) as txn:
             return int.from_bytes(txn.get(_SERIAL, default=b""), "big")
 
+    @_empty_where_unreadable(lambda: None)
     def upload(self, node_id: int) -> Upload | None:
         """Return what the agent knows of a staged node, None where it has not begun."""
-        if self._env is None and not self._reopen():
-            return None
         with self._env.begin(db=self._uploads) as txn:
             raw = txn.get(_upload_key(node_id))
         return None if raw is None else _upload.decode(raw)
 
+    @_empty_where_unreadable(dict)
     def uploads(self) -> dict[int, Upload]:
         """Return the records of all uploads, by node."""
-        if self._env is None and not self._reopen():
-            return {}
         with self._env.begin(db=self._uploads) as txn, txn.cursor() as cursor:
             return {int.from_bytes(key, "big"): _upload.decode(raw) for key, raw in cursor if key != _SERIAL}
 
@@ -215,6 +265,9 @@ class CatalogWriter(Catalog):
         )  # fmt: skip
         env.reader_check()  # slots of processes that were killed
         self._use(env, create=True)
+
+    def _give_up(self, error: lmdb.Error) -> None:
+        raise error  # who writes may not take for absent what is there
 
     def put(self, path: LakePath, known: Known) -> None:
         """Store what was said about one path."""
