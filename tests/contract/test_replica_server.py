@@ -227,10 +227,10 @@ async def test_a_file_is_asked_about_without_its_bytes(tmp_path: Path) -> None:
 
 
 async def test_who_takes_nothing_or_brings_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpservice, "SLOW_S", 0.1)
-    monkeypatch.setattr(replicaserver, "SILENT_S", 0.1)
     async with node(tmp_path) as found:
         await found.put("large", bytes(32 << 20))
+        monkeypatch.setattr(httpservice, "SLOW_S", 0.1)
+        monkeypatch.setattr(replicaserver, "SILENT_S", 0.1)
         host, port = found.address.split(":")
         head = "{} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer w-token\r\n"
         taken, asking = await asyncio.open_connection(host, int(port))
