@@ -92,3 +92,15 @@ def stopwatch() -> Iterator[list[float]]:
     start = time.perf_counter()
     yield taken
     taken.append(time.perf_counter() - start)
+
+
+def chosen(parts: list[str], said: str) -> list[str]:
+    """Return the parts of a bench that are named, separated by commas; all where none is.
+
+    Raises:
+        NotHere: for one that there is not.
+    """
+    wanted = [name for name in said.split(",") if name]
+    if unknown := sorted(set(wanted) - set(parts)):
+        raise NotHere(f"has no {', '.join(unknown)}, but {', '.join(parts)}")
+    return [name for name in parts if not wanted or name in wanted]

@@ -2,16 +2,20 @@
 
 Each reading is the first one of a new mount with an empty cache. A ratio sets its time against that of the plain shape: one
 reader, in the order of names, or from begin to end.
+
+FOREMOUNT_BENCH_SHAPES: only these parts, as "orders,growth". FOREMOUNT_BENCH_PLOT=FILE.svg: the growth is drawn as
+FILE-rtt.svg and FILE-tensors.svg.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +24,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tests.bench.checkpoint import write_checkpoint
-from tests.bench.measure import NotHere
+from tests.bench.measure import NotHere, chosen
 from tests.bench.remote import CONFIG, MODALITY, RTT_MS, read_tensors, through
 from tests.bench.report import Outcome, Section
+from tests.bench.svg import curves
 from tests.lake import Lake, anonymous_bytes, mounted, why_no_mount
 from tests.servers.wan_origin import WanOrigin, wan_origin
 
@@ -50,11 +55,15 @@ def run(scale: float, say: Callable[[str], None]) -> Outcome:
         (base / "origin" / "part.bin").write_bytes(chance.bytes(max(16, int(128 * scale)) * MIB))
         with wan_origin(base / "origin", rtt_ms=RTT_MS, mbit=1000, log=base / "origin.log") as origin:
             shapes = _Shapes(base, origin, say)
-            shapes.orders()
-            shapes.processes()
-            shapes.random_reads()
-            shapes.handles()
-            shapes.growth(scale)
+            parts = {
+                "orders": shapes.orders,
+                "processes": shapes.processes,
+                "random": shapes.random_reads,
+                "handles": shapes.handles,
+                "growth": lambda: shapes.growth(scale),
+            }
+            for name in chosen(list(parts), os.environ.get("FOREMOUNT_BENCH_SHAPES", "")):
+                parts[name]()
         return shapes.outcome
 
 
@@ -158,25 +167,30 @@ class _Shapes:
 
     def growth(self, scale: float) -> None:
         """The second step of a known layout against round trips and numbers of tensors."""
-        rows: list[tuple[str, float, float]] = []
         for count in COUNTS if scale >= 1 else COUNTS[:2]:
             for step in (1, 2):
                 write_even(self._base / "origin" / f"even_{count}" / f"step_{step}", count)
-        cases = [(1000, rtt) for rtt in RTTS_MS] + [(count, int(RTT_MS)) for count in COUNTS if scale >= 1]
-        for count, rtt in cases:
-            self._say(f"growth: {count} tensors, {rtt} ms")
-            self._origin.shape(rtt_ms=rtt, mbit=1000)
-            with self._lake() as lake:
-                first = through(lake, self._origin, f"even_{count}/step_1", [])
-                second = through(lake, self._origin, f"even_{count}/step_2", [])
-            rows.append((f"{count} tensors, {rtt} ms", first.seconds, second.seconds))
-            self.outcome.figures[f"growth_{count}_tensors_{rtt}_ms"] = second.seconds
+        cases = [(1000, rtt) for rtt in RTTS_MS] + [(count, RTT_MS) for count in COUNTS if scale >= 1 and count != 1000]
+        seconds = {case: self._steps(*case) for case in cases}
         self._origin.shape(rtt_ms=RTT_MS, mbit=1000)
-        longest = max(second for _, _, second in rows)
+        longest = max(second for _, second in seconds.values())
         table = [
-            [name, f"{first:.2f} s", f"{second:.2f} s", "#" * round(40 * second / longest)] for name, first, second in rows
+            [f"{count} tensors, {rtt:g} ms", f"{first:.2f} s", f"{second:.2f} s", "#" * round(40 * second / longest)]
+            for (count, rtt), (first, second) in seconds.items()
         ]
         self._table(f"{GROWTH_BYTES // MIB} MiB in all", ["", "first step", "second step", "second step, plotted"], table)
+        if drawn := os.environ.get("FOREMOUNT_BENCH_PLOT"):
+            draw(Path(drawn), seconds)
+
+    def _steps(self, count: int, rtt_ms: float) -> tuple[float, float]:
+        """Return the seconds of the first and of the second step of one layout."""
+        self._say(f"growth: {count} tensors, {rtt_ms:g} ms")
+        self._origin.shape(rtt_ms=rtt_ms, mbit=1000)
+        with self._lake() as lake:
+            first = through(lake, self._origin, f"even_{count}/step_1", [])
+            second = through(lake, self._origin, f"even_{count}/step_2", [])
+        self.outcome.figures[f"growth_{count}_tensors_{rtt_ms:g}_ms"] = second.seconds
+        return first.seconds, second.seconds
 
     def _reader(self, lake: Lake, name: str, shape: str, *words: str) -> subprocess.Popen[str]:
         argv = [
@@ -195,6 +209,18 @@ class _Shapes:
 
     def _table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         self.outcome.sections.append(Section(title, columns, rows))
+
+
+def draw(file: Path, seconds: Mapping[tuple[int, float], tuple[float, float]]) -> None:
+    """Draw the growth over round trips and numbers of tensors; `seconds` of both steps by (tensors, ms of a round trip)."""
+    for what, across, cases in (
+        ("rtt", "ms of a round trip, 1,000 tensors", sorted(case for case in seconds if case[0] == 1000)),
+        ("tensors", f"tensors, {RTT_MS:g} ms", sorted(case for case in seconds if case[1] == RTT_MS)),
+    ):
+        places = [rtt if what == "rtt" else count for count, rtt in cases]
+        if len(places) > 1:
+            lines = {name: [seconds[case][step] for case in cases] for step, name in enumerate(("first step", "second step"))}
+            file.with_stem(f"{file.stem}-{what}").write_text(curves("seconds of a step", across, places, lines))
 
 
 def said(reader: subprocess.Popen[str]) -> dict[str, Any]:

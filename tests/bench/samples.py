@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from tests.bench import second_machine
-from tests.bench.measure import NotHere, order_of_round, ratios, spread
+from tests.bench.measure import NotHere, chosen, order_of_round, ratios, spread
 from tests.bench.report import Outcome, Section
 from tests.bench.sample_loaders import PARAMS, SHARDS, SLOTS, OnWorker, decoded, from_tars, loaded, operator, write_tars
 from tests.lake import Lake, foremount, mounted, wait_until, why_no_mount
@@ -174,13 +174,6 @@ def job_of(name: str, index: int) -> str:
 def ahead_of(name: str, steps: int) -> int:
     """Return how many steps of a job are prepared ahead. Pure."""
     return steps if name == READY else AHEAD
-
-
-def chosen(sides: list[str], said: str) -> list[str]:
-    """Return the sides to read, all where none are said. Raises `NotHere` for one that there is not."""
-    if unknown := {name for name in said.split(",") if name} - set(sides):
-        raise NotHere(f"has no side {', '.join(sorted(unknown))}, but {', '.join(sides)}")
-    return [name for name in sides if not said or name in said.split(",")]
 
 
 def loaders_of(lake: Lake, schedule: Scheduled, steps: int, outcome: Outcome) -> dict[str, Side]:

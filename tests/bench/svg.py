@@ -40,5 +40,6 @@ def curves(title: str, across: str, places: Sequence[float], lines: Mapping[str,
     for colour, (name, line) in zip(COLOURS, lines.items(), strict=False):
         points = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in zip(places, line, strict=True))
         drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        drawn.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(line[-1]) + 4:.1f}" fill="{colour}">{name}, {line[-1]:.0f}</text>')
+        last = f"{line[-1]:.0f}" if line[-1] >= 10 else f"{line[-1]:.2g}"
+        drawn.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(line[-1]) + 4:.1f}" fill="{colour}">{name}, {last}</text>')
     return "\n".join([*drawn, "</svg>"]) + "\n"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench import report, samples, small_files
 from tests.bench.checkpoint import write_checkpoint
-from tests.bench.measure import NotHere, Spread, alternate, order_of_round, ratios, spread, written_calls
+from tests.bench.measure import NotHere, Spread, alternate, chosen, order_of_round, ratios, spread, written_calls
 
 MOUNTINFO = """\
 22 1 254:0 / / rw - ext4 /dev/vda rw
@@ -45,11 +45,11 @@ def test_sides_alternate() -> None:
     assert {name: len(values) for name, values in taken.items()} == {"a": 2, "b": 2}
 
 
-def test_sides_that_are_said_are_read_in_the_order_of_all() -> None:
-    assert samples.chosen(["ready", "other", "loader0"], "loader0,ready") == ["ready", "loader0"]
-    assert samples.chosen(["ready", "loader0"], "") == ["ready", "loader0"]
-    with pytest.raises(NotHere, match="has no side loader3, but ready, loader0"):
-        samples.chosen(["ready", "loader0"], "ready,loader3")
+def test_parts_of_a_bench_that_are_said_are_read_in_the_order_of_all() -> None:
+    assert chosen(["ready", "other", "loader0"], "loader0,ready") == ["ready", "loader0"]
+    assert chosen(["ready", "loader0"], "") == ["ready", "loader0"]
+    with pytest.raises(NotHere, match="has no loader3, but ready, loader0"):
+        chosen(["ready", "loader0"], "ready,loader3")
 
 
 def test_ratio_of_samples_is_the_median_of_rounds_and_the_worst_of_loaders() -> None:
