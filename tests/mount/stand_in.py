@@ -14,6 +14,7 @@ import signal
 import stat
 import struct
 import sys
+import threading
 import time
 
 from vfs.keeper.orphan import die_with_parent
@@ -50,8 +51,18 @@ def answer(opcode: int, ino: int, body: bytes) -> tuple[int, bytes] | None:
     return (errno.ENOENT if opcode == LOOKUP else errno.ENOSYS), b""
 
 
-def serve(fd: int, timeout_s: float) -> bool:
-    """Answer what comes within the time; return False once the connection has ended."""
+def push_what_is_read(fd: int) -> None:
+    """Store into the page that an unanswered READ has locked: the kernel holds this thread, whatever kills it."""
+    notice = struct.pack("<IiQQQII", 40 + len(CONTENT), 4, 0, 2, 0, len(CONTENT), 0)
+    threading.Thread(target=os.write, args=(fd, notice + CONTENT), daemon=True).start()
+
+
+def serve(fd: int, timeout_s: float, *, held: bool = False) -> bool:
+    """Answer what comes within the time; return False once the connection has ended.
+
+    Args:
+        held: push what is read in place of answering.
+    """
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     end = time.monotonic() + timeout_s
@@ -65,6 +76,9 @@ def serve(fd: int, timeout_s: float) -> bool:
                 return False
             continue
         _, opcode, unique, ino, *_ = struct.unpack_from("<IIQQIIIHH", request)
+        if held and opcode == READ:
+            push_what_is_read(fd)
+            continue
         said = answer(opcode, ino, request[40:])
         if said is not None:
             number, body = said
@@ -79,6 +93,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fail", default="")
     parser.add_argument("--silent-first", action="store_true", help="the first one serves but never beats")
+    parser.add_argument("--held-first", action="store_true", help="the first one pushes what is read in place of answering")
     parser.add_argument("--hold-on", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--fuse-fd", type=int, default=-1)
     parser.add_argument("--status-fd", type=int, required=True)
@@ -97,7 +112,8 @@ def main() -> int:
         os.write(options.fuse_fd, struct.pack("<IiQ", 16, 7, 0))
     status.ready()
     silent = options.silent_first and not options.resend
-    while options.fuse_fd < 0 or serve(options.fuse_fd, 0.5):
+    held = options.held_first and not options.resend
+    while options.fuse_fd < 0 or serve(options.fuse_fd, 0.5, held=held):
         if not silent:
             status.beat()
         if options.fuse_fd < 0:

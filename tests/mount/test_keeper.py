@@ -173,6 +173,53 @@ def test_killed_keeper_takes_its_children_along_and_the_next_one_detaches_the_de
     assert (mounted.mountpoint / "file").read_bytes() == CONTENT
 
 
+@contextlib.contextmanager
+def held_by_the_kernel(mounted: Mounted) -> Iterator[subprocess.Popen[bytes]]:
+    """A mount whose worker has a thread that not even SIGKILL ends, and a reader whose page is the reason."""
+    mounted.start(worker=[*STAND_IN, "--held-first"])
+    reader = subprocess.Popen(["cat", mounted.mountpoint / "file"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    tasks = Path(f"/proc/{mounted.state().worker.pid}/task")
+    wait_for(lambda: any(procfs.parse_stat((task / "stat").read_bytes()).state == "D" for task in tasks.iterdir()))
+    with reader:
+        yield reader
+
+
+def test_killed_worker_that_the_kernel_holds_has_a_successor_which_answers_what_it_waits_for(mounted: Mounted) -> None:
+    with held_by_the_kernel(mounted) as reader:
+        first = mounted.state().worker
+        os.kill(first.pid, signal.SIGKILL)
+        assert reader.communicate(timeout=10)[0] == CONTENT
+    wait_for(lambda: not os.path.exists(f"/proc/{first.pid}"))  # collected by the keeper
+    held = mounted.state().worker
+    assert (held.restarts, held.last_exit) == (1, "killed, with a thread that waits in the kernel")
+
+
+def test_worker_that_the_kernel_holds_does_not_hold_up_umount_by_force(mounted: Mounted) -> None:
+    with held_by_the_kernel(mounted) as reader:
+        held = mounted.state()
+        os.kill(held.pid, signal.SIGSTOP)  # nobody starts another worker
+        os.kill(held.worker.pid, signal.SIGKILL)
+        assert outside("umount", "--force", str(mounted.mountpoint)).returncode == 0
+        assert reader.wait(5.0) != 0
+    assert ended(held.pid)
+    assert mounted.entries() == []
+
+
+@pytest.mark.parametrize("way", ["umount", "mount"])
+def test_dead_mount_whose_worker_the_kernel_holds_is_detached(mounted: Mounted, way: str) -> None:
+    with held_by_the_kernel(mounted) as reader:
+        keeper = mounted.state().pid
+        os.kill(keeper, signal.SIGKILL)
+        assert ended(keeper)
+        if way == "umount":
+            assert outside("umount", str(mounted.mountpoint)).returncode == 0
+        else:
+            mounted.start()
+            assert (mounted.mountpoint / "file").stat().st_size == len(CONTENT)
+        assert reader.wait(5.0) != 0
+    assert len(mounted.entries()) == (way == "mount")
+
+
 def test_dead_mount_of_a_lost_run_directory_is_detached_too(mounted: Mounted) -> None:
     pid = mounted.start()
     os.kill(pid, signal.SIGKILL)

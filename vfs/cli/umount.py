@@ -75,12 +75,12 @@ def force_end(located: Located) -> str:
         if held is not None:
             state.remove(located.run_dir.state)
         raise NotFound(located.mountpoint, "no foremount is mounted there")
-    if entry is not None:
-        _unmount_lazily(located.mountpoint)
-    _detach_samples(located)
     connections = {entry.minor} if entry is not None else set()
     for connection in connections.union(held.connections if held is not None else ()):
-        mounting.abort_connection(connection)
+        mounting.abort_connection(connection)  # first: a thread that the kernel holds in a push would hold the unmount up
+    if _own_entry(located) is not None:  # the keeper may have been quicker
+        _unmount_lazily(located.mountpoint)
+    _detach_samples(located)
     for pid, starttime in alive:
         procfs.signal_same(pid, starttime, signal.SIGKILL)
     for pid, starttime in alive:
@@ -98,10 +98,13 @@ def _alive(held: KeeperState | None) -> list[tuple[int, int]]:
 
 
 def _detach_dead(located: Located) -> str:
-    if _own_entry(located) is None:
+    entry = _own_entry(located)
+    if entry is None:
         if located.state is not None:
             state.remove(located.run_dir.state)
         raise NotFound(located.mountpoint, "no foremount is mounted there")
+    if located.state is not None and entry.minor == located.state.connection:
+        mounting.abort_connection(entry.minor)  # nobody of ours serves it; what the kernel holds of the last worker goes on
     _unmount_lazily(located.mountpoint)
     _detach_samples(located)
     state.remove(located.run_dir.state)

@@ -145,6 +145,7 @@ def clear_way(mountpoint: str, recorded: state.KeeperState | None) -> list[str]:
             )
         if ours and recorded is not None:
             _kill_orphans(recorded)
+            abort_connection(entry.minor)  # a thread that the kernel holds in a push would hold the unmount up
         unmount(mountpoint, lazy=True)
         said.append(f"detached the dead mount of connection {entry.minor} on {mountpoint}")
     return said

@@ -32,6 +32,8 @@ from vfs.keeper import code, mountinfo, mounting, notify, procfs, report, state,
 log = logging.getLogger(__name__)
 
 STDERR_BYTES_MAX = 1 << 20
+HEADLESS_S = 0.3
+"""How long a process may take from the end of its first thread to that of its last; a kill takes milliseconds."""
 _STATE_PHASE = {
     supervise.STARTING: state.STARTING,
     supervise.SERVING: state.SERVING,
@@ -93,12 +95,17 @@ class Options:
 
 @dataclass(slots=True)
 class _Child:
-    """A running child with the reading end of its status pipe; `silent` once it has closed its own end."""
+    """A running child with the reading end of its status pipe; `silent` once it has closed its own end.
+
+    Attributes:
+        headless_at: when it was first seen dead but for threads that the kernel holds; None while it is not.
+    """
 
     popen: subprocess.Popen[bytes]
     pipe: int
     pending: bytes = b""
     silent: bool = False
+    headless_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -115,6 +122,7 @@ class Keeper:
     Attributes:
         state: as last written to the state file.
         children: those that have not been collected.
+        remnants: children that are dead but for a thread that the kernel holds, and that have a successor.
         connections: by the child that serves each; without "worker" before the mount and after `CloseConnection`.
         code: what children are started from.
         wanted: the upgrade under way; None where there is none.
@@ -139,6 +147,7 @@ class Keeper:
             python=self.code.python,
         )
         self.children: dict[str, _Child] = {}
+        self.remnants: list[subprocess.Popen[bytes]] = []
         self.connections: dict[str, _Served] = {}
         self.ended: supervise.End | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -237,6 +246,8 @@ class Keeper:
         for pipe in names:
             poller.register(pipe, select.POLLIN)
         wait_s = self.supervisor.wake_in_s(time.monotonic())
+        if any(child.headless_at for child in self.children.values()):
+            wait_s = min(wait_s, HEADLESS_S)
         woken = poller.poll(wait_s * 1000 + 1)
         for fd, _ in woken:
             if fd in names:
@@ -445,17 +456,33 @@ class Keeper:
 
     def _collect(self) -> None:
         """Report the children that have ended, after their last words."""
+        self.remnants = [popen for popen in self.remnants if popen.poll() is None]
         for name, child in list(self.children.items()):
             status = child.popen.poll()
-            if status is None:
+            if status is None and not self._is_remnant(child):
                 continue
             self._listen(name)
             os.close(child.pipe)
             del self.children[name]
-            why = describe_exit(status)
+            if status is None:
+                self.remnants.append(child.popen)
+            why = describe_exit(status) if status is not None else "killed, with a thread that waits in the kernel"
             expected = status == 0 or self.supervisor.phase in (supervise.UNMOUNTING, supervise.ENDING)
             log.log(logging.INFO if expected else logging.WARNING, "the %s ended: %s", supervise.Child(name).title, why)
             self._feed(supervise.Exited(name, why, self._is_connected("worker")))
+
+    def _is_remnant(self, child: _Child) -> bool:
+        """Return whether a child that can't be collected is dead all the same.
+
+        A thread that was putting bytes into the page cache when its process was killed may wait there for a page that only an
+        answer to a READ unlocks: the successor has to be there before this one can end.
+        """
+        facts = procfs.look(child.popen.pid)
+        if facts is None or facts.state != "Z":
+            return False
+        now = time.monotonic()
+        child.headless_at = child.headless_at or now
+        return now - child.headless_at > HEADLESS_S
 
     def _signals(self) -> list[int]:
         try:
