@@ -204,10 +204,14 @@ def test_duties_go_along_with_a_checkpoint_whatever_the_policy_says_later(world:
     assert found["labels"]["encrypted"]
 
 
-def test_copy_that_may_be_kept_for_some_seconds_goes_by_itself(world: World) -> None:
+def test_copy_that_may_be_kept_for_some_seconds_goes_by_itself_and_does_not_come_back(world: World) -> None:
     world.says('copy_retention = "2s"')
     path = world.save()
-    wait_until(lambda: world.copy(path)["reason"] == "it has lived as long as it may", "the end of its life")
+    world.reaches(path, "dropped", "it has lived as long as it may")
+    assert world.lies_there(path) == 0
+    world.says("")
+    world.reaches(world.save(), "published")
+    assert world.copy(path)["phase"] == "dropped"
     assert (world.lake.root / path / "0.bin").read_bytes() == BODY
 
 

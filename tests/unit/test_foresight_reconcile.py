@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -162,6 +163,7 @@ class World:
         self.site = Destination(self.fuse)
         self.saves = self.events = 0
         self.files: list[ManifestFile] = []
+        self.place = PLACE
         self.restart()
 
     def restart(self) -> None:
@@ -188,7 +190,7 @@ class World:
         for item in (await every(self.store, keys.HINTS))[0]:
             hint: Hint = keys.decode(item.value, Hint)
             if not hint.shadow:
-                await self.reconciler.admit(hint, [PLACE])
+                await self.reconciler.admit(hint, [self.place])
         for replica in await self.replicas():
             for _ in range(40):
                 try:
@@ -351,6 +353,37 @@ async def test_hint_that_lives_out_its_time_takes_the_copy_along_as_a_miss(world
     assert (entry.outcome, entry.bytes_prepared, entry.bytes_used) == (Outcome.MISS, 300, 0)
     assert entry.byte_hours > 300 * 7
     assert world.site.bytes == {}
+
+
+async def test_copy_that_has_lived_as_long_as_it_may_goes_and_is_not_made_anew_while_its_hint_lives(world: World) -> None:
+    world.place = msgspec.structs.replace(PLACE, expires_in_s=60.0)
+    await published(world)
+    world.clock.advance(61)
+    await world.settle()
+    (replica,) = await world.replicas()
+    assert (replica.phase, replica.reason) == (Phase.EXPIRING, "it has lived as long as it may")
+    await gone(world)
+    world.restart()
+    await gone(world)
+    (replica,) = await world.replicas()
+    assert (replica.phase, world.site.bytes, world.site.copied) == (Phase.DROPPED, {}, 3)
+    await world.tell(EvaluationResult(evaluation="a", step=1000, site=EVAL))
+    await gone(world)
+    assert await world.replicas() == []
+
+
+async def test_checkpoint_that_is_saved_anew_has_a_copy_again_whose_time_begins_anew(world: World) -> None:
+    world.place = msgspec.structs.replace(PLACE, expires_in_s=60.0)
+    await published(world)
+    world.clock.advance(61)
+    await gone(world)
+    await world.tell(SaveBegun(step=1000, path=PATH))
+    files = tuple(world.write_file(name) for name in ("x", "y", ".metadata"))
+    await world.tell(Committed(step=1000, path=PATH, save_id="s2", marker=".metadata", files=files))
+    await world.settle()  # the record goes,
+    await world.settle()  # and another one comes
+    (replica,) = await world.replicas()
+    assert (replica.phase, replica.save_id, len(world.site.bytes)) == (Phase.PUBLISHED, "s2", 3)
 
 
 async def test_ledger_says_hit_and_lead_time_of_a_copy_that_was_ready(world: World) -> None:

@@ -56,6 +56,7 @@ class Seen:
         copies: that were verified at the destination, by path; None likewise.
         is_open: somebody reads from it, or has not said that they stopped.
         rested: long enough since it was last offered that everybody has heard so.
+        spent: it has lived as long as it may, while its hint lives on: it is not made anew.
         origin: asked only where a drop depends on it.
     """
 
@@ -68,6 +69,7 @@ class Seen:
     copies: Mapping[str, FileCopy] | None = None
     is_open: bool = False
     rested: bool = False
+    spent: bool = False
     origin: Origin = Origin.UNKNOWN
 
 
@@ -131,6 +133,8 @@ def _towards(seen: Seen) -> Next:
 
 def _away(seen: Seen) -> Next:
     match seen.replica.phase:
+        case Phase.DROPPED if seen.spent:
+            return Next(Step.WAIT, seen.why)
         case Phase.DROPPED:
             return Next(Step.FORGET, seen.why)
         case Phase.EXPIRING if not seen.rested:

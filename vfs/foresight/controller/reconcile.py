@@ -52,6 +52,8 @@ QUOTA = "waits for room: "
 """Begins the reason of a copy that a quota holds up."""
 REST_S = 2.0
 """Between "not offered any more" and removal: every mount has heard of it, twice over."""
+_LIVED = (Phase.PUBLISHED, Phase.EXPIRING, Phase.DROPPED)
+"""Behind its publication: the time that a replica may live is over for it in these once its lease has ended."""
 _BUILT = (Phase.DESIRED, Phase.COPYING, Phase.VERIFIED)
 """In these the plan compares files with copies; elsewhere those records stay unread, as many as the checkpoint has files."""
 
@@ -153,6 +155,8 @@ class Reconciler:
         hint = await self._get(keys.hint_key(record.hint), Hint, revisions)
         checkpoint = await self._get(keys.checkpoint_key(record.path), Checkpoint, revisions)
         why = await self._unwanted(record, hint, checkpoint)
+        spent = not why and await self._has_outlived(record, checkpoint)
+        why = "it has lived as long as it may" if spent else why
         builds = not why and record.phase in _BUILT
         drops = bool(why) and record.phase is Phase.EXPIRING
         count = len({each.path for each in record.hot}) or (checkpoint.files if checkpoint is not None else 0)
@@ -166,6 +170,7 @@ class Reconciler:
             copies=await records_below(self._store, keys.copies_prefix(replica), FileCopy) if builds or drops else None,
             is_open=record.phase is Phase.EXPIRING and await self._is_open(replica),
             rested=self._rested(record),
+            spent=spent,
         )
         if record.phase is Phase.EXPIRING and why and seen.rested and not seen.is_open and may_be_last(seen):
             found = await self._origin(record, list((seen.copies or {}).values()))
@@ -196,13 +201,16 @@ class Reconciler:
             return f"{record.mechanism} is switched off"
         if record.phase is not Phase.REFUSED and (forbidden := self._oversight.forbids(_with_duties(record, checkpoint))):
             return forbidden
-        if (
-            record.phase is Phase.PUBLISHED
-            and record.expires_in_s
-            and await self._store.get(keys.lives_key(record.id)) is None
-        ):
-            return "it has lived as long as it may"
         return ""
+
+    async def _has_outlived(self, record: ReplicaRecord, checkpoint: Checkpoint | None) -> bool:
+        """Return whether the time is over for which a replica may live after it was published; another save begins anew."""
+        return (
+            record.phase in _LIVED
+            and bool(record.expires_in_s and record.published_ns)
+            and record.save_id == (checkpoint.save_id if checkpoint is not None else "")
+            and await self._store.get(keys.lives_key(record.id)) is None
+        )
 
     async def _is_open(self, replica: ReplicaId) -> bool:
         return bool((await self._store.range(keys.open_prefix(replica), limit=1)).items)
