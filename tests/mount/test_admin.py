@@ -192,6 +192,11 @@ def test_too_many_requests_of_one_caller_are_refused_and_others_are_not(mount: O
     assert mount.ask("/v1/jobs", TOKENS["read"])[0] == 200
 
 
+def test_number_that_is_null_is_refused_and_a_path_of_that_name_is_not(mount: Observed) -> None:
+    assert mount.ask("/v1/explain?path=ckpt&world=null")[0] == 400
+    assert mount.ask("/v1/explain?path=null")[0] == 404
+
+
 def test_body_that_is_too_large_is_refused(mount: Observed) -> None:
     assert mount.ask("/v1/evict", method="POST", body={"paths": ["x" * 1000] * 2000})[0] == 413
 

@@ -375,9 +375,12 @@ def _query(request: web.Request, kind: type[QueryT] | None) -> QueryT:
             raise Unsupported("query", f"is not known here: {', '.join(sorted(given))[:200]}")
         return None  # type: ignore[return-value]  # the caller asked for none
     try:
-        return msgspec.convert(dict(given), kind, strict=False)
+        found = msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as exc:
         raise Unsupported("query", f"can't be understood: {exc}") from exc
+    if nothing := [name for name in given if getattr(found, name) is None]:  # "null", which is no number of anybody
+        raise Unsupported("query", f"can't be understood: {nothing[0]} is null", "leave out what is not known")
+    return found
 
 
 async def _paths(request: web.Request) -> list[LakePath]:
