@@ -5,39 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from tests.certificates import LISTENING, Authority
-from tests.node import NO_LOAD, TOKEN, node
-from tests.private import private
-from tests.worker import agent
+from tests.certificates import Authority
+from tests.node import TOKEN
+from tests.services import SECRET
+from tests.services import services as running
 from vfs.foresight.signing import signed
 from vfs.samples import nodewire
 from vfs.tls import Client
 
-SECRET = "0123456789abcdef0123"
-TLS = 'certificate = "{base}/server.pem"\nkey = "{base}/server.key"\nauthority = "{base}/server.authority"\n'
 LIMITS = "[limits]\nrequests = 5\n"
-CONFIG = """
-[sites.here]
-kind = "local"
-path = "{base}"
-[[mounts]]
-prefix = "/"
-site = "here"
-[cache]
-directory = "{base}/cache"
-""" + LIMITS + LISTENING.replace("TLS", TLS)  # fmt: skip
-SAID = {
-    "admin API": r"admin API on https://(\S+)",
-    "controller": r"the controller answers at (\S+)",
-    "replica server": r"replica server on (\S+),",
-}
 
 
 def bearing(token: str) -> Callable[[str, str, bytes], dict[str, str]]:
@@ -110,20 +92,8 @@ class Caller:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    base = tmp_path_factory.mktemp("limits")
-    found = Services(base)
-    private(base / "admin.tokens", f"operate tester {SECRET}\n")
-    private(base / "replica.tokens", "write w-token\n")
-    private(base / "secrets", f"tester {SECRET}\n")
-    (base / "lake").mkdir()
-    own = TLS.format(base=base) + LIMITS
-    with agent(base, CONFIG), node(base, base / "lake", f"{NO_LOAD}\n{own}") as nodes:
-        text = (base / "agent.log").read_text()
-        for name, pattern in SAID.items():
-            said = re.search(pattern, text)
-            assert said is not None, text
-            found.addresses[name] = said[1]
-        found.addresses["node"] = nodes.url.removeprefix("https://")
+    found = Services(base := tmp_path_factory.mktemp("limits"))
+    with running(base, LIMITS) as found.addresses:
         yield found
 
 

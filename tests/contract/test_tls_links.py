@@ -4,17 +4,16 @@ controller, and a node; the clients are those that the product has."""
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.certificates import LISTENING, Authority
-from tests.node import NO_LOAD, TOKEN, node
+from tests.certificates import Authority
+from tests.node import TOKEN
 from tests.private import private
-from tests.worker import agent
+from tests.services import SECRET, services
 from vfs.errors import ForemountError, Unavailable
 from vfs.foresight.controller.remote import Remote
 from vfs.model import SiteName, SitePath
@@ -22,24 +21,6 @@ from vfs.samples.nodeclient import NodeClient
 from vfs.sites.http import HttpSite
 from vfs.tls import NO_FILES, Client, Files
 from vfs.training import Training
-
-SECRET = "0123456789abcdef0123"
-TLS = 'certificate = "{base}/server.pem"\nkey = "{base}/server.key"\nauthority = "{base}/server.authority"\n'
-CONFIG = """
-[sites.here]
-kind = "local"
-path = "{base}"
-[[mounts]]
-prefix = "/"
-site = "here"
-[cache]
-directory = "{base}/cache"
-""" + LISTENING.replace("TLS", TLS)
-SAID = {
-    "admin API": r"admin API on https://(\S+)",
-    "replica server": r"replica server on (\S+),",
-    "controller": r"the controller answers at (\S+)",
-}
 
 
 class Links:
@@ -65,20 +46,9 @@ class Links:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Links]:
     base = tmp_path_factory.mktemp("tls")
     links = Links(base)
-    private(base / "admin.tokens", f"read tester {SECRET}\n")
-    private(base / "replica.tokens", "read r-token\nwrite w-token\n")
-    private(base / "secrets", f"tester {SECRET}\n")
     private(base / "headers", "Authorization: Bearer w-token\n")
     private(base / "token", TOKEN)
-    (base / "lake").mkdir()
-    tls = TLS.format(base=base)
-    with agent(base, CONFIG), node(base, base / "lake", f"{NO_LOAD}\n{tls}") as nodes:
-        text = (base / "agent.log").read_text()
-        for name, pattern in SAID.items():
-            found = re.search(pattern, text)
-            assert found is not None, text
-            links.addresses[name] = found[1]
-        links.addresses["node"] = nodes.url.removeprefix("https://")
+    with services(base) as links.addresses:
         yield links
 
 
