@@ -7,7 +7,8 @@ import math
 
 from vfs.clock import FakeClock
 from vfs.extents.fair import Priority
-from vfs.extents.throttle import Throttle
+from vfs.extents.throttle import Throttle, Throttles
+from vfs.model import SiteName
 
 RATE = 1e6
 
@@ -55,6 +56,33 @@ async def test_claim_that_another_rate_bounds_from_now_on_leaves_and_pays_nothin
     stated[0] = None
     assert not await waiting
     assert await throttle.passed(0, lambda: math.inf, lambda: Priority.PREFETCH)
+
+
+async def test_claim_whose_rule_is_another_one_meanwhile_waits_at_that_ones_throttle_or_goes_where_there_is_none() -> None:
+    clock, site = FakeClock(), SiteName("far")
+    throttles, bound, waits = Throttles(clock), [("slow", RATE)], [0]
+
+    def wait() -> None:
+        waits[0] += 1
+
+    def claim(size: int) -> asyncio.Task[Throttle | None]:
+        passing = throttles.passed(site, size, lambda: bound[0], lambda: Priority.BACKGROUND, wait)
+        return asyncio.create_task(passing)
+
+    slow = await claim(10**9)
+    assert slow is not None
+    second = claim(1000)
+    await asyncio.sleep(0)
+    bound[0] = ("fast", RATE)
+    fast = await second
+    assert fast is not None
+    assert fast is not slow, "the other rule owes nothing"
+    bound[0] = ("slow", RATE)
+    third = claim(1000)
+    await asyncio.sleep(0)
+    bound[0] = ("nobody's", math.inf)
+    assert await third is None
+    assert waits == [4]
 
 
 async def test_reader_passes_before_prefetches_that_came_earlier_and_those_that_he_joins_do_too() -> None:

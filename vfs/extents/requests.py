@@ -24,7 +24,7 @@ from vfs.extents.limits import FetchLimits
 from vfs.extents.link import HELD, Bounds, LineFacts, Link
 from vfs.extents.placement import USUAL_BYTES, Candidate, Copy, Ranked, Serving, rank
 from vfs.extents.sink import Sink
-from vfs.extents.throttle import Throttle
+from vfs.extents.throttle import Throttle, Throttles
 from vfs.model import SiteName
 from vfs.policy.written import ORIGIN, FetchSize
 from vfs.sites.protocol import Piece, Site
@@ -124,7 +124,7 @@ class Requests:
         self._counters = counters
         self.on_served: Callable[[Served], None] = lambda served: None
         self._rate_of = rate_of
-        self._throttles: dict[tuple[SiteName, str], Throttle] = {}
+        self._throttles = Throttles(clock)
         self._links: dict[SiteName, Link] = {}
         self._turns: dict[SiteName, Budget] = {}
         self._bounds = Bounds(
@@ -307,21 +307,13 @@ class Requests:
 
     async def _pass(self, identity: Identity, site: SiteName, job: Job, size: int) -> Throttle | None:
         """Wait until the policy lets a job's bytes come from a site; return by which budget, None where there is none."""
-        throttle = None
-
-        def rate_now() -> float | None:
-            now_by, now = self._rate_of(identity, job.priority)
-            return now if now_by == rule else None
-
-        while True:
-            rule, rate = self._rate_of(identity, job.priority)
-            if math.isinf(rate):
-                break
-            throttle = self._throttles.setdefault((site, rule), Throttle(self._clock))
-            job.enter(Cause.BUDGET, self._clock.monotonic_s())
-            if await throttle.passed(size, rate_now, lambda: job.priority):
-                break
-            throttle = None
+        throttle = await self._throttles.passed(
+            site,
+            size,
+            lambda: self._rate_of(identity, job.priority),
+            lambda: job.priority,
+            lambda: job.enter(Cause.BUDGET, self._clock.monotonic_s()),
+        )
         job.enter(Cause.QUEUE, self._clock.monotonic_s())
         return throttle
 

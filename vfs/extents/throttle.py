@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Callable
 
 from vfs.clock import Clock
 from vfs.extents.fair import Priority
+from vfs.model import SiteName
 from vfs.rates import BURST_S, TokenBucket
 
 LOOK_S = 0.5
@@ -67,3 +69,41 @@ class Throttle:
         if min(self._waiting, key=lambda each: (each[0](), each[1])) is not claim:
             return LOOK_S
         return min(self._bucket.wait_s(now_s), LOOK_S)
+
+
+class Throttles:
+    """A throttle for each rule at each site: all that one rule bounds there shares its rate."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._of: dict[tuple[SiteName, str], Throttle] = {}
+
+    async def passed(
+        self,
+        site: SiteName,
+        size: int,
+        bound: Callable[[], tuple[str, float]],
+        priority: Callable[[], Priority],
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> Throttle | None:
+        """Return when `size` bytes may go: by which throttle, None where nothing bounds them.
+
+        Args:
+            bound: which rule bounds them now, and to how many bytes a second; another one may come into force meanwhile.
+            priority: as of `Throttle.passed`.
+            on_wait: called before each wait.
+        Cancellation: nothing has passed.
+        """
+        while True:
+            rule, rate = bound()
+            if math.isinf(rate):
+                return None
+            throttle = self._of.setdefault((site, rule), Throttle(self._clock))
+            on_wait()
+
+            def rate_now(rule: str = rule) -> float | None:
+                now_by, now = bound()
+                return now if now_by == rule else None
+
+            if await throttle.passed(size, rate_now, priority):
+                return throttle

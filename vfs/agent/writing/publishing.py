@@ -28,7 +28,7 @@ from vfs.checkpoints import commit
 from vfs.clock import Clock
 from vfs.errors import DirectoryNotEmpty, NotFound, Stale, Unavailable, to_failure
 from vfs.extents.fair import Priority
-from vfs.extents.throttle import Throttle
+from vfs.extents.throttle import Throttles
 from vfs.model import Entry, Kind, LakePath, SiteName, SitePath, Version, join, split
 from vfs.namespace.catalog import CatalogWriter, Known
 from vfs.namespace.journal import content_path
@@ -117,7 +117,7 @@ class Publisher:
         self._limits = limits
         self._counters = counters
         self._host = socket.gethostname()
-        self._throttles: dict[tuple[SiteName, str], Throttle] = {}
+        self._throttles = Throttles(clock)
         self._parts = asyncio.Semaphore(limits.parts)
         self._pool = ThreadPoolExecutor(2, "upload-read")
 
@@ -327,13 +327,12 @@ class Publisher:
         return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogateescape"))
 
     def _sender(self, path: LakePath, point: MountPoint) -> Sender:
-        def rate() -> float:
-            return self._decide(path).values.upload_bandwidth
+        def bound() -> tuple[str, float]:
+            decision = self._decide(path)
+            return str(decision.origins["upload_bandwidth"]), decision.values.upload_bandwidth
 
         async def wait(size: int) -> None:
-            """Let bytes go as the policy is by then; all that one rule bounds share its rate."""
-            origin = str(self._decide(path).origins["upload_bandwidth"])
-            throttle = self._throttles.setdefault((point.site, origin), Throttle(self._clock))
-            await throttle.passed(size, rate, lambda: Priority.BACKGROUND)
+            """Let bytes go as the policy is by then."""
+            await self._throttles.passed(point.site, size, bound, lambda: Priority.BACKGROUND)
 
         return Sender(self._writers[point.site], self._limits, self._clock, self._parts, wait)
