@@ -197,6 +197,11 @@ def test_number_that_is_null_is_refused_and_a_path_of_that_name_is_not(mount: Ob
     assert mount.ask("/v1/explain?path=null")[0] == 404
 
 
+def test_body_of_another_type_is_refused_with_the_type_that_is_expected(mount: Observed) -> None:
+    status, _, body = mount.ask("/v1/evict", method="POST", Content_Type="text/plain")
+    assert (status, json.loads(body)["error"]["hint"]) == (415, "send Content-Type: application/json")
+
+
 def test_body_that_is_too_large_is_refused(mount: Observed) -> None:
     assert mount.ask("/v1/evict", method="POST", body={"paths": ["x" * 1000] * 2000})[0] == 413
 

@@ -165,7 +165,8 @@ class Api:
             if caller.role < role:
                 raise Denied("admin API", f"{caller.name} may only {caller.role.name.lower()}", f"needs role {route.role}")
             if route.body is not None and request.content_type != routes.JSON:
-                raise web.HTTPUnsupportedMediaType
+                wrong = Unsupported("request", "has a body of another type", "send Content-Type: application/json")
+                return refused(415, wrong)
             if route.media in self._streams:
                 with self._streams[route.media].one():
                     return await handler(request)
