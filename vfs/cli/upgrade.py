@@ -28,8 +28,6 @@ _MAINS = (
     ("vfs.agent.__main__", "vfs.agent.samples.rooms", "vfs.agent.foresight.rooms", "vfs.foresight.replicaserver"),
 )
 """Each with what it imports only where the configuration asks for it."""
-_ROOMS = ("vfs.agent.samples.rooms", "vfs.agent.foresight.rooms", "vfs.foresight.replicaserver")
-"""What the agent's main imports where the configuration has it."""
 _IMPORT_S = 60.0
 """A cold disk needs some 15 s."""
 _POLL_S = 0.05
